@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real S3 servers for tests: OpenStack Swift with its S3 door, nginx for plain HTTP. Each in a folder of its own, on ports of its own,
+"""Real S3 servers for tests: OpenStack Swift with its S3 service, nginx for plain HTTP. Each in a folder of its own, on ports of its own,
 ended with the test session.
 
 Swift checks signatures, conditions, ranges and multipart uploads. Its setup here: one replica, one device, tempauth, no other daemons

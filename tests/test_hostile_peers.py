@@ -70,9 +70,9 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("raw", GARBAGE.values(), ids=GARBAGE.keys())
-@pytest.mark.parametrize("door", ["unix", "tcp"])
-def test_garbage_is_hung_up_on(daemon, door, raw):
-    with Peer(daemon.socket if door == "unix" else daemon.address) as peer:
+@pytest.mark.parametrize("listener", ["unix", "tcp"])
+def test_garbage_is_hung_up_on(daemon, listener, raw):
+    with Peer(daemon.socket if listener == "unix" else daemon.address) as peer:
         try:
             peer.send(raw)
         except Gone:
@@ -81,10 +81,10 @@ def test_garbage_is_hung_up_on(daemon, door, raw):
         assert peer.closed()
 
 
-@pytest.mark.parametrize("door", ["unix", "tcp"])
-def test_a_stranger_may_not_make_us_hold_much(daemon, door):
+@pytest.mark.parametrize("listener", ["unix", "tcp"])
+def test_a_stranger_may_not_make_us_hold_much(daemon, listener):
     """Before HELLO a body of 1 KiB is the most: closed at its header, without waiting for the bytes."""
-    with Peer(daemon.socket if door == "unix" else daemon.address) as peer:
+    with Peer(daemon.socket if listener == "unix" else daemon.address) as peer:
         peer.send(frame(HELLO, b"", body_bytes=1025))
         assert peer.closed()
 
@@ -108,11 +108,11 @@ def test_roles_that_tcp_does_not_serve(daemon, role):
 
 
 @pytest.mark.parametrize("low, high", [(1, 1), (VERSION + 1, 9)], ids=["older", "newer"])
-@pytest.mark.parametrize("door", ["unix", "tcp"])
-def test_another_version_is_told_and_not_served(daemon, door, low, high):
+@pytest.mark.parametrize("listener", ["unix", "tcp"])
+def test_another_version_is_told_and_not_served(daemon, listener, low, high):
     """Version 1 had a shorter REPORT and another proof over TCP."""
-    with Peer(daemon.socket if door == "unix" else daemon.address) as peer:
-        status, body, _ = peer.call(HELLO, hello(low=low, high=high, role=CONTROL if door == "unix" else DATA))
+    with Peer(daemon.socket if listener == "unix" else daemon.address) as peer:
+        status, body, _ = peer.call(HELLO, hello(low=low, high=high, role=CONTROL if listener == "unix" else DATA))
         assert status == -EOPNOTSUPP and b"version" in body
         try:
             assert peer.call(QUERY, struct.pack("<I", 3) + text(""), id=2)[0] < 0

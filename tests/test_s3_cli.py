@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`leat cp` and `leat ls` against servers that are not ours: OpenStack Swift with its S3 door, nginx."""
+"""`leat cp` and `leat ls` against servers that are not ours: OpenStack Swift with its S3 service, nginx."""
 
 import json
 import os

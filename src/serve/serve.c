@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Happy path: store, operations, keys, workers, door, HTTP server, in this order; a reload_thread's thread looks once a second whether keys or
+ * Happy path: store, operations, keys, workers, service, HTTP server, in this order; a reload_thread's thread looks once a second whether keys or
  * certificates are others.
  * Failure modes: what cannot start takes what was started with it, and says why. A keys file that is broken later is said once; the old keys stay.
  * Invariants: the server ends first, then the workers whose answers it needed, then what they worked on.
@@ -44,7 +44,7 @@ struct serve {
     struct keyring *keys;
     struct site *site;
     struct http_workers *workers, *waiters;
-    struct s3_door *door;
+    struct s3_service *service;
     struct admin *admin;
     char *token, node_name[256];
     struct http_server *http;
@@ -66,7 +66,7 @@ static void on_request(void *user, struct http_request *req)
     if (admin_wants(req))
         admin_request(s->admin, req);
     else
-        s3_door_request(s->door, req);
+        s3_service_request(s->service, req);
 }
 
 static void on_refuse(void *user, const struct http_refusal *refusal, struct bytes_out *headers,
@@ -74,7 +74,7 @@ static void on_refuse(void *user, const struct http_refusal *refusal, struct byt
 {
     struct serve *s = user;
     if (!admin_refuse(refusal, headers, body))
-        s3_door_refuse(s->door, refusal, headers, body);
+        s3_service_refuse(s->service, refusal, headers, body);
 }
 
 /* --- keys and certificates that change ---------------------------------------------------------------------------------------- */
@@ -200,7 +200,7 @@ static int start_admin(struct serve *s, const struct serve_config *c, struct lea
 }
 
 /*
- * Objects that stay open: what is asked for again is answered on the door's thread then, without a worker that opens it. A quarter of the
+ * Objects that stay open: what is asked for again is answered on the reactor's thread then, without a worker that opens it. A quarter of the
  * descriptors that there may be, since connections want most of them; each costs about a kilobyte of ours, and an inode that the kernel keeps.
  */
 static unsigned open_objects(void)
@@ -240,17 +240,17 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
         rc = http_workers_new(0, 0, &s->workers, err);
     if (rc == 0)
         rc = http_workers_new(WAITERS, WAITING_MAX, &s->waiters, err);
-    struct s3_door_config door = {.objects = s->objects,
-                                  .keys = s->keys,
-                                  .workers = s->workers,
-                                  .waiters = s->waiters,
-                                  .budget = &s->budget,
-                                  .region = c->region,
-                                  .disks_encrypted = c->disks_encrypted,
-                                  .domains = (const char *const *)c->domains,
-                                  .site = s->site};
+    struct s3_service_config service = {.objects = s->objects,
+                                        .keys = s->keys,
+                                        .workers = s->workers,
+                                        .waiters = s->waiters,
+                                        .budget = &s->budget,
+                                        .region = c->region,
+                                        .disks_encrypted = c->disks_encrypted,
+                                        .domains = (const char *const *)c->domains,
+                                        .site = s->site};
     if (rc == 0)
-        rc = s3_door_new(&door, &s->door);
+        rc = s3_service_new(&service, &s->service);
     if (rc == 0)
         rc = start_admin(s, c, err);
     if (rc == 0)
@@ -333,7 +333,7 @@ void serve_free(struct serve *s)
     http_workers_free(s->workers);
     http_workers_free(s->waiters);
     http_server_free(s->http);
-    s3_door_free(s->door);
+    s3_service_free(s->service);
     admin_free(s->admin);
     if (s->token)
         explicit_bzero(s->token, strlen(s->token));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * serve.h: a store and its doors, put together: what `leat serve` and leatd start. Threads of its own; calls are for one thread at a time.
+ * serve.h: a store and its services, put together: what `leat serve` and leatd start. Threads of its own; calls are for one thread at a time.
  */
 #ifndef SERVE_SERVE_H
 #define SERVE_SERVE_H
@@ -15,7 +15,7 @@ int serve_new(const struct serve_config *config, struct serve **ret_serve, struc
 const char *serve_endpoint(const struct serve *serve, unsigned i);
 /* Its store; lives as long as `serve`. */
 struct store *serve_store(struct serve *serve);
-/* May a user of this host read a bucket, though he comes by no door? Who runs this process, root, and whom the keys file lets: a section of his
+/* May a user of this host read a bucket, though he comes by no service? Who runs this process, root, and whom the keys file lets: a section of his
  * name, or [anonymous]. Any thread. */
 bool serve_may_read(void *serve, uint32_t uid, const char *bucket);
 /* Keys and certificates anew, if their files have changed. It is done once a second as well. */

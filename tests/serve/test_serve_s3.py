@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The S3 door by requests put together by hand: what S3 says to reads and writes of objects, and that nothing strange gets through."""
+"""The S3 service by requests put together by hand: what S3 says to reads and writes of objects, and that nothing strange gets through."""
 
 import hashlib
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The S3 door by requests put together by hand: who asks, how he proves it, and what he may."""
+"""The S3 service by requests put together by hand: who asks, how he proves it, and what he may."""
 
 import re
 import zlib

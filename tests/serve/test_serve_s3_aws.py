@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The S3 door by requests put together by hand: where AWS's answers are known in detail, and tools rely on them."""
+"""The S3 service by requests put together by hand: where AWS's answers are known in detail, and tools rely on them."""
 
 import http.client
 

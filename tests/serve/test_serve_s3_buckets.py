@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The S3 door by requests put together by hand: buckets, their settings and lists."""
+"""The S3 service by requests put together by hand: buckets, their settings and lists."""
 
 import hashlib
 import urllib.parse

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The S3 door by requests put together by hand: checksums, and bodies in chunks that are signed, or lie."""
+"""The S3 service by requests put together by hand: checksums, and bodies in chunks that are signed, or lie."""
 
 import hashlib
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The S3 door by requests put together by hand: copies, and uploads in parts."""
+"""The S3 service by requests put together by hand: copies, and uploads in parts."""
 
 import hashlib
 import zlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buckets that stand in front of another S3 that breaks on command, of a second Leat, of a folder: what a client sees of it over the S3 door."""
+"""Buckets that stand in front of another S3 that breaks on command, of a second Leat, of a folder: what a client sees of it over the S3 service."""
 
 import contextlib
 import hashlib

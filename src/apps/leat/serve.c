@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * serve.c: `leat serve`: a store and its S3 door in the foreground.
+ * serve.c: `leat serve`: a store and its S3 service in the foreground.
  *
  * Happy path: options say what [serve] and [store] of leatd.conf say; where they say nothing, objects lie below the user's data folder and a keys file
  * is made in his configuration. What is printed can be pasted; it has no secret in it, as the keys file is one of AWS's form.

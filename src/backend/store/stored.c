@@ -5,7 +5,7 @@
  *
  * Happy path: a list is the store's own, page by page; a handle holds one version of an object, which stays readable whatever happens to
  * its name. Failure modes: another version than the one that was seen is LEAT_STALE; an object that only a bucket's remote has is
- * LEAT_NOT_FOUND, and the message says how to bring it here. Nothing is written through here: objects come in by the S3 door.
+ * LEAT_NOT_FOUND, and the message says how to bring it here. Nothing is written through here: objects come in by the S3 service.
  */
 #include "backend/store/stored.h"
 
@@ -243,12 +243,12 @@ static int stored_open(struct backend *base, const char *uri, const char *etag, 
 static int stored_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint64_t bytes,
                       const char *headers, char *ret_etag, struct leat_error *err)
 {
-    return error_set(err, LEAT_UNSUPPORTED, "%.300s: objects come into the store by its S3 door", uri);
+    return error_set(err, LEAT_UNSUPPORTED, "%.300s: objects come into the store by its S3 service", uri);
 }
 
 static int stored_delete(struct backend *base, const char *uri, struct leat_error *err)
 {
-    return error_set(err, LEAT_UNSUPPORTED, "%.300s: objects leave the store by its S3 door", uri);
+    return error_set(err, LEAT_UNSUPPORTED, "%.300s: objects leave the store by its S3 service", uri);
 }
 
 static void stored_stats(const struct backend *base, struct backend_stats *ret_stats)

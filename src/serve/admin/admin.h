@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * admin.h: what a door tells of its node, and what it lets be done to it:
+ * admin.h: what a service tells of its node, and what it lets be done to it:
  *
  *   GET /healthz, /readyz      it lives; it can serve                      /                  a page for people
  *   GET /metrics               for Prometheus, also as OpenMetrics         /v1/...            JSON, described by /v1/openapi.json

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * metrics.c: the pool's numbers, and those of doors, disks and cold tier, in Prometheus's text form, or as OpenMetrics where that is what
+ * metrics.c: the pool's numbers, and those of services, disks and cold tier, in Prometheus's text form, or as OpenMetrics where that is what
  * is asked for.
  */
 #include "serve/admin/admin_internal.h"
@@ -70,7 +70,7 @@ static void latency(struct bytes_out *out, struct histogram *h)
         total, (double)h->sum_ns * 1e-9, total);
 }
 
-static void doors(struct bytes_out *out, struct http_server *server)
+static void services(struct bytes_out *out, struct http_server *server)
 {
     struct http_server_stats s;
     http_server_stats(server, &s);
@@ -289,7 +289,7 @@ int metrics_all(struct admin_visit *v)
     if (pool)
         http_put(&text, pool);
     if (server)
-        doors(&text, server);
+        services(&text, server);
     if (rc == 0 && c->objects)
         rc = disks(&text, objects_store(c->objects));
     if (c->tier)

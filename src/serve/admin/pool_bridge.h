@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pool_bridge.h: a daemon's pool, for workers of its doors: what they ask is done by the control loop, as all of the pool's is, while they
+ * pool_bridge.h: a daemon's pool, for workers of its services: what they ask is done by the control loop, as all of the pool's is, while they
  * wait.
  */
 #ifndef SERVE_ADMIN_POOL_BRIDGE_H

@@ -93,7 +93,7 @@ static int find_parts(const struct visit *v, const void *meta, size_t len, struc
 static void look(struct visit *v)
 {
     struct leat_error err = {0};
-    int rc = objects_open(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, true, &v->obj,
+    int rc = objects_open(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, true, &v->obj,
                           &v->read, &err);
     if (rc == 0 && v->read)
         rc = tier_read_wait(v->read, 0, 0, &err);

@@ -2,7 +2,7 @@
 /*
  * batch.c: answers that are bundles: one member of an archive (?archpath=NAME), and many objects and members as one tar (POST /bucket?batch).
  *
- *   member   object opened, member found (worker) ─▶ conditions, range (door) ─▶ the first instalment (worker) ─▶ head and body
+ *   member   object opened, member found (worker) ─▶ conditions, range (service) ─▶ the first instalment (worker) ─▶ head and body
  *   batch    list parsed, everything opened and found, first instalment (worker) ─▶ head with the length of all ─▶ the rest, step by step
  *
  * Happy path: all that is asked for is open before the head goes, so that what is missing is told where it would stand, and no object
@@ -26,7 +26,7 @@
 #define PINNED_MAX        16384u     /* objects that all batches together hold open */
 
 struct bundling {
-    struct s3_door *door;
+    struct s3_service *service;
     struct bundle *bundle;
     uint64_t charged;
     unsigned pinned;
@@ -51,8 +51,8 @@ void bundling_free(struct bundling *b)
         return;
     bundle_free(b->bundle);
     batch_request_fini(&b->request);
-    budget_release(b->door->budget, b->charged);
-    atomic_fetch_sub(&b->door->pinned, b->pinned);
+    budget_release(b->service->budget, b->charged);
+    atomic_fetch_sub(&b->service->pinned, b->pinned);
     free(b);
 }
 
@@ -60,7 +60,7 @@ static struct bundling *bundling_new(struct visit *v)
 {
     struct bundling *b = calloc(1, sizeof(*b));
     if (b)
-        b->door = v->door;
+        b->service = v->service;
     v->bundling = b;
     return b;
 }
@@ -69,11 +69,11 @@ static struct bundling *bundling_new(struct visit *v)
 static bool charge(struct visit *v, uint64_t bytes, unsigned pins)
 {
     struct bundling *b = v->bundling;
-    bool room = budget_reserve(v->door->budget, bytes) == 0;
+    bool room = budget_reserve(v->service->budget, bytes) == 0;
     if (room)
         b->charged += bytes;
     b->pinned += pins;
-    if (atomic_fetch_add(&v->door->pinned, pins) + pins > PINNED_MAX || !room) {
+    if (atomic_fetch_add(&v->service->pinned, pins) + pins > PINNED_MAX || !room) {
         visit_fail(v, S3_SLOW_DOWN, NULL);
         return false;
     }
@@ -135,7 +135,7 @@ static enum s3_code code_of_members(int rc)
     }
 }
 
-static int find_member(struct s3_door *door, const char *bucket, const char *key, size_t key_len,
+static int find_member(struct s3_service *service, const char *bucket, const char *key, size_t key_len,
                        const struct store_obj *obj, const char *path, struct member *ret,
                        struct leat_error *err)
 {
@@ -146,20 +146,20 @@ static int find_member(struct s3_door *door, const char *bucket, const char *key
                                       .fd = obj->fd,
                                       .offset = obj->offset,
                                       .bytes = obj->info.bytes};
-    return members_find(door->members, &archive, path, ret, err);
+    return members_find(service->members, &archive, path, ret, err);
 }
 
 static void open_member(struct visit *v)
 {
     struct bundling *b = v->bundling;
     struct leat_error err = {0};
-    int rc = objects_get(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &v->obj, &err);
+    int rc = objects_get(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, &v->obj, &err);
     if (rc < 0) {
         visit_fail_store(v, rc, &err);
         return;
     }
-    rc =
-        find_member(v->door, v->call.bucket, v->call.key, v->call.key_len, v->obj, b->path, &b->member, &err);
+    rc = find_member(v->service, v->call.bucket, v->call.key, v->call.key_len, v->obj, b->path, &b->member,
+                     &err);
     if (rc < 0)
         visit_fail(v, code_of_members(rc), err.message);
     else /* as another payload than the archive's, it has another tag */
@@ -178,7 +178,7 @@ static bool checked_first(struct visit *v)
     bool in_first = b->count == b->member.bytes && b->count <= BUNDLE_BUFFER_BYTES / 2;
     if (!b->member.has_crc || in_first || b->member.bytes > CHECK_FIRST_BYTES)
         return true;
-    int rc = bundle_check(objects_store(v->door->objects), v->obj, &b->member, &err);
+    int rc = bundle_check(objects_store(v->service->objects), v->obj, &b->member, &err);
     if (rc == LEAT_INVALID)
         visit_fail(v, S3_INVALID_REQUEST, err.message);
     else if (rc < 0)
@@ -199,7 +199,7 @@ static void make_member(struct visit *v)
                                .path = v->call.key};
     struct leat_error err = {0};
     int rc = charge(v, bundle_memory_bytes(1), 1)
-                 ? bundle_new(objects_store(v->door->objects), false, 1, &b->bundle)
+                 ? bundle_new(objects_store(v->service->objects), false, 1, &b->bundle)
                  : 0;
     if (!b->bundle) {
         store_obj_unref(part.obj);
@@ -239,7 +239,7 @@ static void send_member(struct visit *v)
     send_first(v);
 }
 
-/* The door's thread: what the request's head wants of it. */
+/* The reactor's thread: what the request's head wants of it. */
 static void weigh_member(struct visit *v)
 {
     struct bundling *b = v->bundling;
@@ -265,7 +265,7 @@ static void weigh_member(struct visit *v)
         range.data ? http_range(range, b->member.bytes, &b->first, &last) : HTTP_RANGE_NONE;
     if (v->code == S3_OK && ranged == HTTP_RANGE_BEYOND) {
         v->answered = true;
-        door_refuse_range(v->req, b->member.bytes, v->id);
+        service_refuse_range(v->req, b->member.bytes, v->id);
         return;
     }
     if (ranged == HTTP_RANGE_PART) {
@@ -325,7 +325,7 @@ static enum s3_code open_entry(struct visit *v, const struct batch_entry *e, str
                                struct member *member, struct leat_error *err)
 {
     size_t key_len = strlen(e->key);
-    int rc = objects_get(v->door->objects, v->call.bucket, e->key, key_len, &part->obj, err);
+    int rc = objects_get(v->service->objects, v->call.bucket, e->key, key_len, &part->obj, err);
     if (rc < 0) {
         enum s3_code code = code_of_store(rc);
         if (not_now(code))
@@ -336,7 +336,7 @@ static enum s3_code open_entry(struct visit *v, const struct batch_entry *e, str
     part->mtime_ns = part->obj->info.mtime_ns;
     uint64_t bytes = part->obj->info.bytes;
     if (e->member) {
-        rc = find_member(v->door, v->call.bucket, e->key, key_len, part->obj, e->member, member, err);
+        rc = find_member(v->service, v->call.bucket, e->key, key_len, part->obj, e->member, member, err);
         if (rc < 0)
             return code_of_members(rc);
         part->member = member;
@@ -392,7 +392,7 @@ static void plan(struct visit *v)
                      2 * v->body.document.len;
     if (!charge(v, bytes, b->request.n))
         return;
-    if (bundle_new(objects_store(v->door->objects), true, b->request.n, &b->bundle) < 0)
+    if (bundle_new(objects_store(v->service->objects), true, b->request.n, &b->bundle) < 0)
         visit_fail(v, S3_SLOW_DOWN, NULL);
     for (unsigned i = 0; i < b->request.n && v->code == S3_OK; i++)
         add_entry(v, &b->request.entries[i]);

@@ -124,7 +124,7 @@ static bool read_length(struct visit *v)
 static bool make_buffer(struct visit *v, size_t bytes)
 {
     struct visit_body *b = &v->body;
-    if (budget_reserve(v->door->budget, bytes) < 0)
+    if (budget_reserve(v->service->budget, bytes) < 0)
         return fail(v, S3_SLOW_DOWN, NULL);
     b->charged += bytes;
     b->buffer = malloc(bytes);
@@ -158,7 +158,7 @@ bool body_begin(struct visit *v, uint64_t document_max)
         return fail(v, S3_MALFORMED_XML, "The XML you provided is too long");
     if (document_max) {
         size_t most = b->bytes == STORE_UNKNOWN_BYTES ? UNKNOWN_DOC : (size_t)b->bytes;
-        if (budget_reserve(v->door->budget, most) < 0)
+        if (budget_reserve(v->service->budget, most) < 0)
             return fail(v, S3_SLOW_DOWN, NULL);
         b->charged += most;
     }
@@ -187,7 +187,7 @@ void body_fini(struct visit *v)
     EVP_MD_CTX_free(b->sha1);
     EVP_MD_CTX_free(b->sha256);
     if (b->charged)
-        budget_release(v->door->budget, b->charged);
+        budget_release(v->service->budget, b->charged);
     sigv4_key_wipe(&b->key);
     store_put_abort(TAKE_PTR(b->put));
 }

@@ -4,7 +4,7 @@
  * checksum that came with it.
  *
  *   body_begin: what was said of it ─▶ body_receive ─▶ a buffer full ─▶ worker: hashed, decoded, written ─▶ the next buffer ... ─▶ `end` on
- *   the worker, once all was good ─▶ `then` on the door's thread
+ *   the worker, once all was good ─▶ `then` on the reactor's thread
  */
 #ifndef SERVE_S3_BODY_H
 #define SERVE_S3_BODY_H
@@ -63,7 +63,7 @@ struct visit_body {
     uint64_t crc64;
     EVP_MD_CTX *sha1, *sha256, *md;
     void (*end)(struct visit *v);  /* worker */
-    void (*then)(struct visit *v); /* door's thread */
+    void (*then)(struct visit *v); /* reactor's thread */
 };
 
 /* Reads what the head says of the body. False: v->code is set. document_max 0: an object. */

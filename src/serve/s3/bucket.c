@@ -20,7 +20,7 @@ static int put_bucket(void *user, const struct store_bucket *bucket)
 static void list_buckets(struct visit *v)
 {
     s3_buckets_begin(&v->out, v->user->name);
-    store_bucket_list(objects_store(v->door->objects), put_bucket, v);
+    store_bucket_list(objects_store(v->service->objects), put_bucket, v);
     s3_buckets_end(&v->out);
 }
 
@@ -38,10 +38,10 @@ void op_list_buckets(struct visit *v)
 static enum s3_code taken(struct visit *v)
 {
     char owner[OBJECTS_OWNER_MAX + 1];
-    int rc = objects_bucket_owner(v->door->objects, v->call.bucket, owner);
+    int rc = objects_bucket_owner(v->service->objects, v->call.bucket, owner);
     if (rc < 0 || !v->user->access || strcmp(owner, v->user->name) != 0)
         return S3_BUCKET_EXISTS;
-    return strcmp(v->door->region, "us-east-1") == 0 && !v->remote ? S3_OK : S3_BUCKET_OWNED;
+    return strcmp(v->service->region, "us-east-1") == 0 && !v->remote ? S3_OK : S3_BUCKET_OWNED;
 }
 
 static void create(struct visit *v)
@@ -49,7 +49,7 @@ static void create(struct visit *v)
     struct leat_error err = {0};
     char location[65];
     enum s3_code code = s3_create_bucket_parse(v->body.document.data, v->body.document.len, location);
-    if (code == S3_OK && location[0] && strcmp(location, v->door->region) != 0)
+    if (code == S3_OK && location[0] && strcmp(location, v->service->region) != 0)
         code = S3_ILLEGAL_LOCATION;
     if (code != S3_OK) {
         visit_fail(v, code, NULL);
@@ -57,10 +57,10 @@ static void create(struct visit *v)
     }
     const char *owner = v->user->access ? v->user->name : "";
     bool restore = v->user->admin && v->user->access;
-    int rc = objects_bucket_create(v->door->objects, v->call.bucket, owner, restore, &err);
+    int rc = objects_bucket_create(v->service->objects, v->call.bucket, owner, restore, &err);
     if (rc == 0 && v->remote &&
-        (rc = objects_bucket_front(v->door->objects, v->call.bucket, v->remote, &err)) < 0)
-        objects_bucket_delete(v->door->objects, v->call.bucket, NULL);
+        (rc = objects_bucket_front(v->service->objects, v->call.bucket, v->remote, &err)) < 0)
+        objects_bucket_delete(v->service->objects, v->call.bucket, NULL);
     if (rc == STORE_EXISTS && (code = taken(v)) == S3_OK)
         return;
     if (rc == STORE_EXISTS)
@@ -124,7 +124,7 @@ void op_create_bucket(struct visit *v)
 static void delete_bucket(struct visit *v)
 {
     struct leat_error err = {0};
-    int rc = objects_bucket_delete(v->door->objects, v->call.bucket, &err);
+    int rc = objects_bucket_delete(v->service->objects, v->call.bucket, &err);
     if (rc < 0)
         visit_fail_store(v, rc, &err);
     else
@@ -146,7 +146,7 @@ void op_delete_bucket(struct visit *v)
 static bool exists(struct visit *v)
 {
     char owner[OBJECTS_OWNER_MAX + 1];
-    int rc = objects_bucket_owner(v->door->objects, v->call.bucket, owner);
+    int rc = objects_bucket_owner(v->service->objects, v->call.bucket, owner);
     if (rc < 0) {
         visit_fail_store(v, rc, NULL);
         visit_refuse(v);
@@ -158,7 +158,7 @@ void op_head_bucket(struct visit *v)
 {
     if (!exists(v))
         return;
-    http_put_header(visit_answer(v, 200), "x-amz-bucket-region", v->door->region);
+    http_put_header(visit_answer(v, 200), "x-amz-bucket-region", v->service->region);
     http_send_head(v->req, 0);
 }
 
@@ -166,14 +166,14 @@ void op_location(struct visit *v)
 {
     if (!exists(v))
         return;
-    s3_location_put(&v->out, v->door->region);
+    s3_location_put(&v->out, v->service->region);
     visit_send_xml(v);
 }
 
 static void find_key(struct visit *v)
 {
     struct leat_error err = {0};
-    int rc = objects_get(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &v->obj, &err);
+    int rc = objects_get(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, &v->obj, &err);
     if (rc < 0)
         visit_fail_store(v, rc, &err);
 }
@@ -181,8 +181,8 @@ static void find_key(struct visit *v)
 static void say_default(struct visit *v)
 {
     char owner[OBJECTS_OWNER_MAX + 1] = "";
-    objects_bucket_owner(v->door->objects, v->call.bucket, owner);
-    if (strcmp(v->call.subject, "encryption") == 0 && door_encrypts(v->door, v->call.bucket)) {
+    objects_bucket_owner(v->service->objects, v->call.bucket, owner);
+    if (strcmp(v->call.subject, "encryption") == 0 && service_encrypts(v->service, v->call.bucket)) {
         s3_encryption_put(&v->out);
         visit_send_xml(v);
     } else if (s3_default_put(&v->out, &v->call, owner)) {

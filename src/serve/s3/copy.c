@@ -16,8 +16,8 @@ static bool read_source(struct visit *v)
     enum s3_code code =
         s3_copy_source_parse(visit_header(v, "x-amz-copy-source"), v->from_bucket, v->from_key, &v->from_len);
     if (code == S3_OK)
-        code = visit_may(v->door, v->keys, v->user, v->from_bucket, KEYS_READ);
-    if (code == S3_OK && !visit_expected_owner(v->door, v->req, &v->call,
+        code = visit_may(v->service, v->keys, v->user, v->from_bucket, KEYS_READ);
+    if (code == S3_OK && !visit_expected_owner(v->service, v->req, &v->call,
                                                "x-amz-source-expected-bucket-owner", v->from_bucket))
         code = S3_ACCESS_DENIED;
     if (code != S3_OK)
@@ -124,7 +124,7 @@ static int pump(struct visit *v, uint64_t at, uint64_t bytes, struct leat_error 
         size_t n;
         void *room = store_put_room(v->body.put, &n);
         n = (size_t)MIN((uint64_t)n, bytes);
-        int rc = store_obj_read(objects_store(v->door->objects), v->obj, at, room, n, err);
+        int rc = store_obj_read(objects_store(v->service->objects), v->obj, at, room, n, err);
         if (rc == 0 && v->body.computed)
             body_hash(&v->body, room, n);
         if (rc == 0)
@@ -158,7 +158,7 @@ static int commit_copy(struct visit *v, struct leat_error *err)
     struct store_put *put = TAKE_PTR(v->body.put);
     if (v->part)
         return store_put_commit(put, &c, &v->info, err);
-    return objects_put_commit(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, put, &c,
+    return objects_put_commit(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, put, &c,
                               &v->info, err);
 }
 
@@ -166,10 +166,10 @@ static int copy_bytes(struct visit *v, uint64_t at, uint64_t bytes, struct leat_
 {
     int rc;
     if (v->part)
-        rc = store_part_begin(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
-                              v->upload, v->part, bytes, 0, &v->body.put, err);
+        rc = store_part_begin(objects_store(v->service->objects), v->call.bucket, v->call.key,
+                              v->call.key_len, v->upload, v->part, bytes, 0, &v->body.put, err);
     else
-        rc = objects_put_begin(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, bytes, 0,
+        rc = objects_put_begin(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, bytes, 0,
                                &v->body.put, err);
     if (rc == 0)
         rc = pump(v, at, bytes, err);
@@ -207,7 +207,7 @@ static bool choose_sum(struct visit *v)
 static void copy(struct visit *v)
 {
     struct leat_error err = {0};
-    int rc = objects_get(v->door->objects, v->from_bucket, v->from_key, v->from_len, &v->obj, &err);
+    int rc = objects_get(v->service->objects, v->from_bucket, v->from_key, v->from_len, &v->obj, &err);
     if (rc < 0) {
         visit_fail_store(v, rc, &err);
         return;

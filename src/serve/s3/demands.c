@@ -148,11 +148,11 @@ static bool header_only(const struct demand *d)
 }
 
 /* SDKs that make a link put such headers into its query, where they mean the same (visit_demand). */
-enum s3_code demands_check(const struct s3_door *door, const struct http_request *req,
+enum s3_code demands_check(const struct s3_service *service, const struct http_request *req,
                            const struct s3_call *call, char *ret_message, size_t cap)
 {
-    struct demand d = {.encrypted = door_encrypts(door, call->bucket),
-                       .remote = objects_remote(door->objects, call->bucket) != 0,
+    struct demand d = {.encrypted = service_encrypts(service, call->bucket),
+                       .remote = objects_remote(service->objects, call->bucket) != 0,
                        .message = ret_message,
                        .message_cap = cap};
     enum s3_code code = S3_OK;

@@ -2,7 +2,7 @@
 /*
  * GetObject and HeadObject.
  *
- * Happy path: an object that is open and verified is answered on the door's thread: one head, one piece of a file. Others are opened by a worker;
+ * Happy path: an object that is open and verified is answered on the reactor's thread: one head, one piece of a file. Others are opened by a worker;
  * what was not verified since is, in steps, each while the one before is on its way out.
  * Failure modes: a damaged block in the first step is a 500, or the remote's object where there is one; in a later one the connection is broken
  * off, so that nobody takes what came for the whole.
@@ -133,15 +133,15 @@ static void put_part_sum(struct bytes_out *headers, const struct store_obj *obj,
     http_put_header(headers, "x-amz-checksum-type", full ? "FULL_OBJECT" : "COMPOSITE");
 }
 
-static void put_head(const struct s3_door *door, struct http_request *req, const struct s3_call *call,
+static void put_head(const struct s3_service *service, struct http_request *req, const struct s3_call *call,
                      const struct store_obj *obj, const struct wanted *w, const char *id)
 {
-    struct putting p = {.headers = door_answer(req, w->status, id)};
+    struct putting p = {.headers = service_answer(req, w->status, id)};
     char text[80], date[HTTP_DATE_BYTES];
     struct http_text mode = http_header(req->reader, req->head, "x-amz-checksum-mode");
     p.checksums = w->whole && http_text_is_case(mode, "enabled");
     http_put_header(p.headers, "Accept-Ranges", "bytes");
-    if (door_encrypts(door, call->bucket))
+    if (service_encrypts(service, call->bucket))
         http_put_header(p.headers, "x-amz-server-side-encryption", "AES256");
     etag_header(p.headers, obj->info.etag);
     http_date_format((time_t)(obj->info.mtime_ns / 1000000000), date);
@@ -183,7 +183,7 @@ static void put_refusal(struct http_request *req, const struct store_obj *obj, e
 {
     if (code == S3_NOT_MODIFIED) {
         char date[HTTP_DATE_BYTES];
-        struct bytes_out *headers = door_answer(req, 304, id);
+        struct bytes_out *headers = service_answer(req, 304, id);
         etag_header(headers, obj->info.etag);
         http_date_format((time_t)(obj->info.mtime_ns / 1000000000), date);
         http_put_header(headers, "Last-Modified", date);
@@ -192,9 +192,9 @@ static void put_refusal(struct http_request *req, const struct store_obj *obj, e
         return;
     }
     if (code == S3_INVALID_RANGE)
-        door_refuse_range(req, obj->info.bytes, id);
+        service_refuse_range(req, obj->info.bytes, id);
     else
-        door_refuse(req, code, NULL, NULL, id);
+        service_refuse(req, code, NULL, NULL, id);
 }
 
 /* From memory where the store keeps it there, else from the file. */
@@ -228,8 +228,8 @@ static bool overrides_refused(const struct s3_call *call, bool is_signed)
 static const char overrides_message[] =
     "Request specific response headers cannot be used for anonymous GET requests.";
 
-bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3_call *call, bool is_signed,
-                 const char id[VISIT_ID_TEXT])
+bool get_at_once(struct s3_service *service, struct http_request *req, const struct s3_call *call,
+                 bool is_signed, const char id[VISIT_ID_TEXT])
 {
     struct store_obj *obj;
     struct wanted w;
@@ -237,12 +237,12 @@ bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3
         s3_call_param(call, "archpath", NULL))
         return false;
     if (overrides_refused(call, is_signed)) {
-        door_refuse(req, S3_INVALID_REQUEST, overrides_message, NULL, id);
+        service_refuse(req, S3_INVALID_REQUEST, overrides_message, NULL, id);
         return true;
     }
-    int rc = objects_get_cached(door->objects, call->bucket, call->key, call->key_len, &obj, NULL);
+    int rc = objects_get_cached(service->objects, call->bucket, call->key, call->key_len, &obj, NULL);
     if (rc == LEAT_NOT_FOUND || rc == STORE_NO_BUCKET) {
-        door_refuse(req, code_of_store(rc), NULL, NULL, id);
+        service_refuse(req, code_of_store(rc), NULL, NULL, id);
         return true;
     }
     if (rc < 0)
@@ -259,7 +259,7 @@ bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3
     }
     req->ops = &at_once;
     req->user = obj;
-    put_head(door, req, call, obj, &w, id);
+    put_head(service, req, call, obj, &w, id);
     struct http_piece piece = piece_of(obj, w.first, w.bytes);
     if (req->is_head)
         http_send_head(req, w.bytes);
@@ -273,7 +273,7 @@ bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3
 static void open_object(struct visit *v)
 {
     struct leat_error err = {0};
-    int rc = objects_open(v->door->objects, v->call.bucket, v->call.key, v->call.key_len,
+    int rc = objects_open(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
                           v->call.op == S3_OP_HEAD_OBJECT, &v->obj, &v->read, &err);
     if (rc < 0)
         visit_fail_store(v, rc, &err);
@@ -283,11 +283,11 @@ static void check_step(struct visit *v)
 {
     struct leat_error err = {0};
     uint64_t bytes = MIN(v->end - v->checked, STEP);
-    int rc = store_obj_check(objects_store(v->door->objects), v->obj, v->checked, bytes, &err);
+    int rc = store_obj_check(objects_store(v->service->objects), v->obj, v->checked, bytes, &err);
     if (rc == 0) {
         v->checked += bytes;
     } else if ((rc == LEAT_CORRUPT || rc == STORE_UNAVAILABLE) && !v->answered && !v->anew &&
-               objects_remote(v->door->objects, v->call.bucket)) {
+               objects_remote(v->service->objects, v->call.bucket)) {
         v->anew = true;
         store_obj_unref(TAKE_PTR(v->obj));
         open_object(v);
@@ -348,7 +348,7 @@ static void first_checked(struct visit *v)
     }
     weigh(v->req, &v->call, v->obj, &w);
     v->answered = true;
-    put_head(v->door, v->req, &v->call, v->obj, &w, v->id);
+    put_head(v->service, v->req, &v->call, v->obj, &w, v->id);
     send_step(v);
 }
 
@@ -421,7 +421,7 @@ static void send_arriving(struct visit *v)
         struct store_obj view = view_of(v->read);
         weigh(v->req, &v->call, &view, &w);
         v->answered = true;
-        put_head(v->door, v->req, &v->call, &view, &w, v->id);
+        put_head(v->service, v->req, &v->call, &view, &w, v->id);
         http_send(v->req, v->end - v->first, &piece, bytes ? 1 : 0, v->sent == v->end);
     } else {
         http_send_more(v->req, &piece, 1, v->sent == v->end);
@@ -457,7 +457,7 @@ static void arriving(struct visit *v)
         put_refusal(v->req, &view, w.code, v->id);
     } else if (v->req->is_head) {
         v->answered = true;
-        put_head(v->door, v->req, &v->call, &view, &w, v->id);
+        put_head(v->service, v->req, &v->call, &view, &w, v->id);
         http_send_head(v->req, w.bytes);
     } else {
         v->idle = true;
@@ -482,7 +482,7 @@ static void opened(struct visit *v)
     v->end = w.first + w.bytes;
     if (v->req->is_head) {
         v->answered = true;
-        put_head(v->door, v->req, &v->call, v->obj, &w, v->id);
+        put_head(v->service, v->req, &v->call, v->obj, &w, v->id);
         http_send_head(v->req, w.bytes);
     } else if (store_obj_checked(v->obj, w.first, w.bytes)) {
         v->checked = v->end;

@@ -157,9 +157,9 @@ static int entries(struct listing *l, struct leat_error *err)
     if (!spec.after_len)
         spec.after = NULL;
     bool more = false;
-    int rc = objects_bucket_owner(v->door->objects, v->call.bucket, l->owner);
+    int rc = objects_bucket_owner(v->service->objects, v->call.bucket, l->owner);
     if (rc == 0 && p->max_keys)
-        rc = objects_list(v->door->objects, v->call.bucket, &spec, put_entry, l, &more, err);
+        rc = objects_list(v->service->objects, v->call.bucket, &spec, put_entry, l, &more, err);
     p->truncated = more;
     return rc;
 }

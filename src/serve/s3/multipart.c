@@ -54,7 +54,7 @@ static void create(struct visit *v)
 {
     struct leat_error err = {0};
     struct store_commit c = {.meta = v->meta.data, .meta_len = v->meta.len};
-    int rc = objects_upload_begin(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &c,
+    int rc = objects_upload_begin(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, &c,
                                   v->upload, &err);
     if (rc < 0)
         visit_fail_store(v, rc, &err);
@@ -124,8 +124,8 @@ bool upload_read_part(struct visit *v)
     v->part = (unsigned)number;
     if (!read_upload(v))
         return false;
-    int rc = store_upload_get(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
-                              v->upload, note_algorithm, v, &err);
+    int rc = store_upload_get(objects_store(v->service->objects), v->call.bucket, v->call.key,
+                              v->call.key_len, v->upload, note_algorithm, v, &err);
     if (rc < 0)
         visit_fail_store(v, rc, &err);
     return rc == 0;
@@ -134,8 +134,8 @@ bool upload_read_part(struct visit *v)
 static void abort_upload(struct visit *v)
 {
     struct leat_error err = {0};
-    int rc = store_upload_abort(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
-                                v->upload, &err);
+    int rc = store_upload_abort(objects_store(v->service->objects), v->call.bucket, v->call.key,
+                                v->call.key_len, v->upload, &err);
     if (rc < 0)
         visit_fail_store(v, rc, &err);
 }
@@ -216,7 +216,7 @@ static int why_missing(struct completion *c, struct leat_error *err)
         c->parts[i].number = c->named[i].number;
         snprintf(c->parts[i].etag, sizeof(c->parts[i].etag), "%s", c->named[i].etag);
     }
-    int rc = store_upload_assemble(objects_store(v->door->objects), v->call.bucket, v->call.key,
+    int rc = store_upload_assemble(objects_store(v->service->objects), v->call.bucket, v->call.key,
                                    v->call.key_len, v->upload, c->parts, c->n, &put, err);
     if (rc == 0) /* it has come since: not what was looked at */
         store_put_abort(put);
@@ -448,7 +448,7 @@ static bool completed_before(struct completion *c)
     struct store_obj *obj;
     const char *value = "";
     char etag[48];
-    if (!etag_of(c, etag) || store_get(objects_store(v->door->objects), v->call.bucket, v->call.key,
+    if (!etag_of(c, etag) || store_get(objects_store(v->service->objects), v->call.bucket, v->call.key,
                                        v->call.key_len, &obj, NULL) < 0)
         return false;
     bool same = strcmp(obj->info.etag, etag) == 0;
@@ -464,7 +464,7 @@ static bool completed_before(struct completion *c)
 static int put_together(struct completion *c, struct leat_error *err)
 {
     struct visit *v = c->v;
-    struct store *store = objects_store(v->door->objects);
+    struct store *store = objects_store(v->service->objects);
     bool more;
     int rc =
         store_upload_get(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, note_upload, c, err);
@@ -487,7 +487,7 @@ static int put_together(struct completion *c, struct leat_error *err)
                                   .meta_len = c->meta.len,
                                   .if_none_match = v->if_none_match,
                                   .if_match = v->if_match[0] ? v->if_match : NULL};
-    rc = objects_upload_complete(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, v->upload,
+    rc = objects_upload_complete(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, v->upload,
                                  c->parts, c->n, &commit, &v->info, err);
     if (rc == STORE_NO_UPLOAD && completed_before(c)) /* by another request, just now */
         return 0;
@@ -556,7 +556,7 @@ void op_complete_upload(struct visit *v)
     snprintf(v->host, sizeof(v->host), "%s://%.*s", v->req->tls ? "https" : "http",
              (int)MIN(host.len, (size_t)250), host.data ? host.data : "");
     if (read_upload(v) && put_read_headers(v) && read_expected(v) && body_begin(v, COMPLETE_MAX)) {
-        if (budget_reserve(v->door->budget, STORE_PARTS_MAX * sizeof(struct stored)) == 0) {
+        if (budget_reserve(v->service->budget, STORE_PARTS_MAX * sizeof(struct stored)) == 0) {
             v->body.charged += STORE_PARTS_MAX * sizeof(struct stored);
             body_receive(v, complete, visit_send_xml);
             return;
@@ -630,7 +630,7 @@ static void list_parts(struct visit *v)
     bool more = false;
     if (v->code != S3_OK)
         return;
-    struct store *store = objects_store(v->door->objects);
+    struct store *store = objects_store(v->service->objects);
     int rc =
         store_upload_get(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, note_class, v, &err);
     if (rc == 0)
@@ -711,7 +711,7 @@ static void list_uploads(struct visit *v)
         visit_fail(v, S3_NOT_IMPLEMENTED, "Uploads are listed one by one: a delimiter is not implemented.");
     if (v->code != S3_OK)
         return;
-    int rc = store_upload_list(objects_store(v->door->objects), v->call.bucket, prefix, prefix_len,
+    int rc = store_upload_list(objects_store(v->service->objects), v->call.bucket, prefix, prefix_len,
                                after_len ? after : NULL, after_len, after_len && id && *id ? id : NULL, max,
                                put_upload, &l, &more, &err);
     more = more && max;

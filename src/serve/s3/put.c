@@ -137,7 +137,7 @@ static bool read_meta(struct visit *v)
         visit_fail(v, S3_SLOW_DOWN, NULL);
     else if (user_bytes > USER_META_MAX || v->meta.len > STORE_META_MAX - 512)
         visit_fail(v, S3_METADATA_TOO_LARGE, NULL);
-    else if (objects_check_meta(v->door->objects, v->call.bucket, v->meta.data, v->meta.len, NULL) < 0)
+    else if (objects_check_meta(v->service->objects, v->call.bucket, v->meta.data, v->meta.len, NULL) < 0)
         visit_fail(v, S3_METADATA_TOO_LARGE,
                    "Metadata of an object in a bucket that stands in front of another is at most 64 headers, "
                    "and below 4096 bytes, names included.");
@@ -183,11 +183,11 @@ static void begin(struct visit *v)
     struct leat_error err = {0};
     int rc;
     if (v->part)
-        rc = store_part_begin(objects_store(v->door->objects), v->call.bucket, v->call.key, v->call.key_len,
-                              v->upload, v->part, v->body.bytes, 0, &v->body.put, &err);
+        rc = store_part_begin(objects_store(v->service->objects), v->call.bucket, v->call.key,
+                              v->call.key_len, v->upload, v->part, v->body.bytes, 0, &v->body.put, &err);
     else
-        rc = objects_put_begin(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, v->body.bytes,
-                               0, &v->body.put, &err);
+        rc = objects_put_begin(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
+                               v->body.bytes, 0, &v->body.put, &err);
     if (rc < 0)
         visit_fail_store(v, rc, &err);
 }
@@ -211,8 +211,8 @@ static void commit(struct visit *v)
                              .if_match = v->if_match[0] ? v->if_match : NULL};
     struct store_put *put = TAKE_PTR(v->body.put);
     int rc = v->part ? store_put_commit(put, &c, &v->info, &err)
-                     : objects_put_commit(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, put,
-                                          &c, &v->info, &err);
+                     : objects_put_commit(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
+                                          put, &c, &v->info, &err);
     if (rc < 0)
         visit_fail_store(v, rc, &err);
 }
@@ -271,7 +271,7 @@ void op_upload_part(struct visit *v)
 /* If-Match: that version and no other; none at all is as good. */
 static int delete_if(struct visit *v, struct leat_error *err)
 {
-    struct store *store = objects_store(v->door->objects);
+    struct store *store = objects_store(v->service->objects);
     struct store_info info;
     int rc = store_lookup(store, v->call.bucket, v->call.key, v->call.key_len, &info, err);
     if (rc == 0 && strcmp(v->if_match, "*") != 0 && strcmp(v->if_match, info.etag) != 0)
@@ -284,7 +284,7 @@ static void delete_one(struct visit *v)
     struct leat_error err = {0};
     int rc = v->if_match[0]
                  ? delete_if(v, &err)
-                 : objects_delete(v->door->objects, v->call.bucket, v->call.key, v->call.key_len, &err);
+                 : objects_delete(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, &err);
     if (rc < 0 && rc != LEAT_NOT_FOUND)
         visit_fail_store(v, rc, &err);
 }
@@ -297,7 +297,7 @@ static void deleted(struct visit *v)
 void op_delete(struct visit *v)
 {
     if (read_conditions(v) &&
-        (v->if_none_match || (v->if_match[0] && objects_remote(v->door->objects, v->call.bucket))))
+        (v->if_none_match || (v->if_match[0] && objects_remote(v->service->objects, v->call.bucket))))
         visit_fail(v, S3_NOT_IMPLEMENTED,
                    "A DELETE may have If-Match, in buckets that stand in front of no others.");
     if (v->code == S3_OK)
@@ -322,7 +322,7 @@ static int delete_them(struct visit *v, const struct s3_delete *d, struct leat_e
             map[n++] = i;
         }
     }
-    int rc = n ? objects_delete_many(v->door->objects, v->call.bucket, keys, n, codes, err) : 0;
+    int rc = n ? objects_delete_many(v->service->objects, v->call.bucket, keys, n, codes, err) : 0;
     if (rc < 0)
         return rc;
     for (unsigned i = 0; i < n; i++)

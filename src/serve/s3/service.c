@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Happy path: a request is routed, its signature checked, its right to do so looked up, all on the door's thread; an object that is open already is
+ * Happy path: a request is routed, its signature checked, its right to do so looked up, all on the reactor's thread; an object that is open already is
  * answered there and then, the rest becomes a visit.
  * Failure modes: each refusal is an <Error> document with its code; nothing is done, and no body is read.
  * Invariants: no operation begins before the claim was checked and the right was given; secrets, signatures and queries are in no log.
@@ -17,55 +17,56 @@
 
 #define MEMBERS_BYTES (64 * MIB) /* of indexes of archives: a million members with short names */
 
-int s3_door_new(const struct s3_door_config *config, struct s3_door **ret_door)
+int s3_service_new(const struct s3_service_config *config, struct s3_service **ret_service)
 {
-    struct s3_door *door = calloc(1, sizeof(*door));
+    struct s3_service *service = calloc(1, sizeof(*service));
     unsigned n = 0;
-    if (!door)
+    if (!service)
         return -ENOMEM;
-    door->objects = config->objects;
-    door->keys = config->keys;
-    door->workers = config->workers;
-    door->waiters = config->waiters;
-    door->budget = config->budget;
-    door->site = config->site;
-    door->disks_encrypted = config->disks_encrypted;
-    snprintf(door->region, sizeof(door->region), "%s", config->region ? config->region : "us-east-1");
-    RAND_bytes((uint8_t *)&door->id_seed, sizeof(door->id_seed));
+    service->objects = config->objects;
+    service->keys = config->keys;
+    service->workers = config->workers;
+    service->waiters = config->waiters;
+    service->budget = config->budget;
+    service->site = config->site;
+    service->disks_encrypted = config->disks_encrypted;
+    snprintf(service->region, sizeof(service->region), "%s", config->region ? config->region : "us-east-1");
+    RAND_bytes((uint8_t *)&service->id_seed, sizeof(service->id_seed));
     while (config->domains && config->domains[n])
         n++;
-    door->domains = calloc(n + 1, sizeof(char *));
-    for (unsigned i = 0; door->domains && i < n; i++) {
-        door->domains[i] = strdup(config->domains[i]);
-        if (!door->domains[i])
+    service->domains = calloc(n + 1, sizeof(char *));
+    for (unsigned i = 0; service->domains && i < n; i++) {
+        service->domains[i] = strdup(config->domains[i]);
+        if (!service->domains[i])
             n = UINT32_MAX - 1; /* ends the loop */
     }
-    budget_init(&door->members_room, MEMBERS_BYTES);
-    if (!door->domains || n == UINT32_MAX - 1 || members_new(&door->members_room, &door->members) < 0) {
-        s3_door_free(door);
+    budget_init(&service->members_room, MEMBERS_BYTES);
+    if (!service->domains || n == UINT32_MAX - 1 ||
+        members_new(&service->members_room, &service->members) < 0) {
+        s3_service_free(service);
         return -ENOMEM;
     }
-    *ret_door = door;
+    *ret_service = service;
     return 0;
 }
 
-void s3_door_free(struct s3_door *door)
+void s3_service_free(struct s3_service *service)
 {
-    if (!door)
+    if (!service)
         return;
-    for (char **d = door->domains; d && *d; d++)
+    for (char **d = service->domains; d && *d; d++)
         free(*d);
-    free(door->domains);
-    members_free(door->members);
-    free(door);
+    free(service->domains);
+    members_free(service->members);
+    free(service);
 }
 
 /* A number that nobody guesses the next of: splitmix64 over a counter and a random start. */
-static void make_id(struct s3_door *door, char out[VISIT_ID_TEXT])
+static void make_id(struct s3_service *service, char out[VISIT_ID_TEXT])
 {
     static const char hex[] = "0123456789ABCDEF";
-    uint64_t x =
-        door->id_seed + 0x9e3779b97f4a7c15 * atomic_fetch_add_explicit(&door->ids, 1, memory_order_relaxed);
+    uint64_t x = service->id_seed +
+                 0x9e3779b97f4a7c15 * atomic_fetch_add_explicit(&service->ids, 1, memory_order_relaxed);
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
     x = (x ^ x >> 27) * 0x94d049bb133111eb;
     x ^= x >> 31;
@@ -76,12 +77,12 @@ static void make_id(struct s3_door *door, char out[VISIT_ID_TEXT])
 
 /* --- who ------------------------------------------------------------------------------------------------------------------- */
 
-static enum s3_code identify(struct s3_door *door, struct http_request *req, const struct s3_call *call,
+static enum s3_code identify(struct s3_service *service, struct http_request *req, const struct s3_call *call,
                              struct keys *keys, struct sigv4_claim *claim, struct sigv4_key *ret_key,
                              const struct keys_user **ret_user, bool *ret_other_region)
 {
     enum s3_code code =
-        sigv4_claim_parse(claim, req->reader, req->head, call, door->region, time(NULL), ret_other_region);
+        sigv4_claim_parse(claim, req->reader, req->head, call, service->region, time(NULL), ret_other_region);
     if (code != S3_OK)
         return code;
     *ret_user = keys_anonymous(keys);
@@ -92,7 +93,7 @@ static enum s3_code identify(struct s3_door *door, struct http_request *req, con
     *ret_user = keys_find(keys, claim->access_key);
     if (!*ret_user)
         return S3_INVALID_ACCESS_KEY;
-    if (keys_signing(keys, *ret_user, claim->date, door->region, ret_key) < 0)
+    if (keys_signing(keys, *ret_user, claim->date, service->region, ret_key) < 0)
         return S3_INTERNAL;
     return sigv4_claim_check(claim, ret_key, req->reader, req->head);
 }
@@ -131,7 +132,7 @@ static const struct operation {
     [S3_OP_DEFAULT_READ] = {op_default_read, NEED_READ},
 };
 
-static enum s3_code permit(struct s3_door *door, const struct s3_call *call, struct keys *keys,
+static enum s3_code permit(struct s3_service *service, const struct s3_call *call, struct keys *keys,
                            const struct keys_user *user)
 {
     switch (operations[call->op].need) {
@@ -140,13 +141,13 @@ static enum s3_code permit(struct s3_door *door, const struct s3_call *call, str
     case NEED_CREATE:
         return user->create ? S3_OK : S3_ACCESS_DENIED;
     case NEED_OWN:
-        return visit_may(door, keys, user, call->bucket, KEYS_OWN);
+        return visit_may(service, keys, user, call->bucket, KEYS_OWN);
     case NEED_WRITE:
-        return visit_may(door, keys, user, call->bucket, KEYS_WRITE);
+        return visit_may(service, keys, user, call->bucket, KEYS_WRITE);
     case NEED_READ:
         break;
     }
-    return visit_may(door, keys, user, call->bucket, KEYS_READ);
+    return visit_may(service, keys, user, call->bucket, KEYS_READ);
 }
 
 /* Does it change something, or send a document? Then its demands are checked. */
@@ -157,14 +158,14 @@ static bool demands(const struct s3_call *call)
 }
 
 /* May a request without a signature be answered? Reads change nothing, and neither does what only fetches by POST. */
-static bool unsigned_is_fine(const struct s3_door *door, const struct http_request *req,
+static bool unsigned_is_fine(const struct s3_service *service, const struct http_request *req,
                              const struct s3_call *call, char why[SITE_WHY_MAX])
 {
     bool reads = req->is_head || strcmp(req->method, "GET") == 0 || call->op == S3_OP_BATCH;
-    return site_admits(door->site, req, !reads, why);
+    return site_admits(service->site, req, !reads, why);
 }
 
-void s3_door_request(struct s3_door *door, struct http_request *req)
+void s3_service_request(struct s3_service *service, struct http_request *req)
 {
     struct s3_call call;
     struct sigv4_claim claim;
@@ -173,7 +174,7 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
     const struct keys_user *user = NULL;
     char message[SITE_WHY_MAX] = "";
     bool other_region = false;
-    make_id(door, id);
+    make_id(service, id);
     /*
      * A body of no bytes is not waited for, so nobody says "100 Continue". botocore before 1.29 or so then takes the status of this answer for that of
      * the next request on the connection, and waits a minute for the rest of it: let it have none.
@@ -183,35 +184,35 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
     bool copy = http_header(req->reader, req->head, "x-amz-copy-source").data != NULL;
     struct http_text host = http_header(req->reader, req->head, "host");
     bool understood =
-        s3_call_parse(&call, req->method, req->target, host, (const char *const *)door->domains, copy);
+        s3_call_parse(&call, req->method, req->target, host, (const char *const *)service->domains, copy);
     if (!understood && call.code != S3_METHOD_NOT_ALLOWED && call.code != S3_NOT_IMPLEMENTED) {
-        door_refuse(req, call.code, NULL, NULL, id);
+        service_refuse(req, call.code, NULL, NULL, id);
         return;
     }
-    struct keys *keys = keyring_get(door->keys);
-    enum s3_code code = identify(door, req, &call, keys, &claim, &key, &user, &other_region);
+    struct keys *keys = keyring_get(service->keys);
+    enum s3_code code = identify(service, req, &call, keys, &claim, &key, &user, &other_region);
     bool is_signed = claim.how != SIGV4_ANONYMOUS;
     snprintf(message, sizeof(message), "%s", claim.why);
-    if (code == S3_OK && !is_signed && !unsigned_is_fine(door, req, &call, message))
+    if (code == S3_OK && !is_signed && !unsigned_is_fine(service, req, &call, message))
         code = S3_ACCESS_DENIED;
     if (code == S3_OK && understood)
-        code = permit(door, &call, keys, user);
+        code = permit(service, &call, keys, user);
     if (code == S3_OK && understood && call.bucket[0] && call.op != S3_OP_CREATE_BUCKET &&
-        !visit_expected_owner(door, req, &call, "x-amz-expected-bucket-owner", call.bucket))
+        !visit_expected_owner(service, req, &call, "x-amz-expected-bucket-owner", call.bucket))
         code = S3_ACCESS_DENIED;
     if (code == S3_OK && !understood)
         code = call.code;
     if (code == S3_OK && demands(&call))
-        code = demands_check(door, req, &call, message, sizeof(message));
+        code = demands_check(service, req, &call, message, sizeof(message));
     if (code != S3_OK) {
-        door_refuse(req, code, message, other_region ? door->region : NULL, id);
-    } else if (!get_at_once(door, req, &call, is_signed, id)) {
-        struct visit *v = visit_new(door, req, &call, &claim, is_signed ? &key : NULL, keys, user);
+        service_refuse(req, code, message, other_region ? service->region : NULL, id);
+    } else if (!get_at_once(service, req, &call, is_signed, id)) {
+        struct visit *v = visit_new(service, req, &call, &claim, is_signed ? &key : NULL, keys, user);
         if (v) {
             memcpy(v->id, id, sizeof(v->id));
             operations[call.op].begin(v);
         } else {
-            door_refuse(req, S3_SLOW_DOWN, NULL, NULL, id);
+            service_refuse(req, S3_SLOW_DOWN, NULL, NULL, id);
         }
     }
     if (is_signed)
@@ -219,8 +220,8 @@ void s3_door_request(struct s3_door *door, struct http_request *req)
     keys_unref(keys);
 }
 
-void s3_door_refuse(struct s3_door *door, const struct http_refusal *refusal, struct bytes_out *headers,
-                    struct bytes_out *body)
+void s3_service_refuse(struct s3_service *service, const struct http_refusal *refusal,
+                       struct bytes_out *headers, struct bytes_out *body)
 {
     char id[VISIT_ID_TEXT];
     enum s3_code code = refusal->status == 411   ? S3_MISSING_LENGTH
@@ -228,7 +229,7 @@ void s3_door_refuse(struct s3_door *door, const struct http_refusal *refusal, st
                         : refusal->status == 501 ? S3_NOT_IMPLEMENTED
                         : refusal->status == 503 ? S3_SLOW_DOWN
                                                  : S3_INVALID_REQUEST;
-    make_id(door, id);
+    make_id(service, id);
     http_put_header(headers, "Content-Type", "application/xml");
     http_put_header(headers, "x-amz-request-id", id);
     s3_error_put(body, code, refusal->message, refusal->target.data, 0, id, NULL);

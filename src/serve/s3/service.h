@@ -2,7 +2,7 @@
 /*
  * service.h: S3 over HTTP: who asks, what for, whether he may; then the operation, on objects.h.
  *
- * s3_door_request is the handler of an HTTP server, or part of one. Any door thread of the server.
+ * s3_service_request is the handler of an HTTP server, or part of one. Any service thread of the server.
  */
 #ifndef SERVE_S3_SERVICE_H
 #define SERVE_S3_SERVICE_H
@@ -14,7 +14,7 @@
 #include "objects/objects.h"
 #include "serve/site.h"
 
-struct s3_door_config {
+struct s3_service_config {
     struct objects *objects;
     struct keyring *keys;
     struct http_workers *workers, *waiters; /* waiters: of their own, for what waits for remotes */
@@ -23,15 +23,15 @@ struct s3_door_config {
     bool disks_encrypted;                   /* answers state it, and may be asked for it: AES256 */
     const char *const
         *domains;            /* in front of which a bucket may stand in Host; NULL-terminated; NULL: none */
-    const struct site *site; /* outlives the door */
+    const struct site *site; /* outlives the service */
 };
 
-struct s3_door;
-int s3_door_new(const struct s3_door_config *config, struct s3_door **ret_door);
-void s3_door_free(struct s3_door *door); /* after the server; NULL is fine */
-void s3_door_request(struct s3_door *door, struct http_request *req);
+struct s3_service;
+int s3_service_new(const struct s3_service_config *config, struct s3_service **ret_service);
+void s3_service_free(struct s3_service *service); /* after the server; NULL is fine */
+void s3_service_request(struct s3_service *service, struct http_request *req);
 /* An <Error> document for what the server refuses by itself: a handler's `refuse`. */
-void s3_door_refuse(struct s3_door *door, const struct http_refusal *refusal, struct bytes_out *headers,
-                    struct bytes_out *body);
+void s3_service_refuse(struct s3_service *service, const struct http_refusal *refusal,
+                       struct bytes_out *headers, struct bytes_out *body);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Happy path: an operation makes its visit work on a worker, comes back to the door's thread and answers; when the last byte is with the
+ * Happy path: an operation makes its visit work on a worker, comes back to the reactor's thread and answers; when the last byte is with the
  * kernel, `over` lets go of all.
  * Failure modes: the peer goes while a worker is busy: the visit stays until the worker is done, then goes. The workers' queue is full: 503. A body
  * that breaks off: what was written of it is dropped, and nothing becomes visible.
@@ -56,7 +56,7 @@ static void drop_put(struct visit *v)
     if (!d)
         return; /* visit_free does it */
     *d = (struct dropped){.work = {.run = dropped_run, .done = dropped_done}, .put = v->body.put};
-    if (http_work_start(v->door->workers, v->ref, HTTP_LANE_SHORT, &d->work) == 0)
+    if (http_work_start(v->service->workers, v->ref, HTTP_LANE_SHORT, &d->work) == 0)
         v->body.put = NULL;
     else
         free(d);
@@ -86,19 +86,19 @@ static void on_full(struct http_request *req, size_t got, bool last)
 
 static const struct http_ops ops = {.full = on_full, .more = get_more, .over = on_over};
 
-struct visit *visit_new(struct s3_door *door, struct http_request *req, const struct s3_call *call,
+struct visit *visit_new(struct s3_service *service, struct http_request *req, const struct s3_call *call,
                         const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
                         const struct keys_user *user)
 {
-    if (budget_reserve(door->budget, sizeof(struct visit)) < 0)
+    if (budget_reserve(service->budget, sizeof(struct visit)) < 0)
         return NULL;
     struct visit *v = calloc(1, sizeof(*v));
     if (!v) {
-        budget_release(door->budget, sizeof(struct visit));
+        budget_release(service->budget, sizeof(struct visit));
         return NULL;
     }
     v->body.charged = sizeof(*v); /* given back by body_fini, with the rest */
-    v->door = door;
+    v->service = service;
     v->req = req;
     v->ref = http_request_ref(req);
     v->keys = keys_ref(keys);
@@ -162,21 +162,21 @@ static void work_by(struct visit *v, struct http_workers *workers, enum http_lan
 void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
                 void (*then)(struct visit *v))
 {
-    work_by(v, v->door->workers, lane, 0, run, then);
+    work_by(v, v->service->workers, lane, 0, run, then);
 }
 
 /* The remote that it has to do with; 0: none. */
 static uint64_t remote_of(const struct visit *v)
 {
-    uint64_t remote = objects_remote(v->door->objects, v->call.bucket);
-    return remote || !v->from_bucket[0] ? remote : objects_remote(v->door->objects, v->from_bucket);
+    uint64_t remote = objects_remote(v->service->objects, v->call.bucket);
+    return remote || !v->from_bucket[0] ? remote : objects_remote(v->service->objects, v->from_bucket);
 }
 
 void visit_work_afar(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
                      void (*then)(struct visit *v))
 {
     uint64_t remote = remote_of(v);
-    work_by(v, remote ? v->door->waiters : v->door->workers, lane, remote, run, then);
+    work_by(v, remote ? v->service->waiters : v->service->workers, lane, remote, run, then);
 }
 
 /* --- failures -------------------------------------------------------------------------------------------------------------- */
@@ -273,7 +273,7 @@ static struct http_text resource_of(const struct http_request *req)
     return req->path; /* escaped as it came, so it is plain text */
 }
 
-struct bytes_out *door_answer(struct http_request *req, unsigned status, const char id[VISIT_ID_TEXT])
+struct bytes_out *service_answer(struct http_request *req, unsigned status, const char id[VISIT_ID_TEXT])
 {
     struct bytes_out *headers = http_answer(req, status);
     http_put_header(headers, "x-amz-request-id", id);
@@ -286,7 +286,7 @@ struct bytes_out *door_answer(struct http_request *req, unsigned status, const c
 static void put_error(struct http_request *req, enum s3_code code, const char *message, const char *region,
                       const uint64_t *of_bytes, const char *id)
 {
-    struct bytes_out *headers = door_answer(req, s3_code_status(code), id), body = {0};
+    struct bytes_out *headers = service_answer(req, s3_code_status(code), id), body = {0};
     struct http_text resource = resource_of(req);
     if (code == S3_SLOW_DOWN || code == S3_UNAVAILABLE)
         http_put_header(headers, "Retry-After", "1");
@@ -307,13 +307,13 @@ static void put_error(struct http_request *req, enum s3_code code, const char *m
     bytes_out_fini(&body);
 }
 
-void door_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
-                 const char id[VISIT_ID_TEXT])
+void service_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
+                    const char id[VISIT_ID_TEXT])
 {
     put_error(req, code, message && *message ? message : NULL, region, NULL, id);
 }
 
-void door_refuse_range(struct http_request *req, uint64_t bytes, const char id[VISIT_ID_TEXT])
+void service_refuse_range(struct http_request *req, uint64_t bytes, const char id[VISIT_ID_TEXT])
 {
     put_error(req, S3_INVALID_RANGE, NULL, NULL, &bytes, id);
 }
@@ -328,9 +328,9 @@ void visit_refuse(struct visit *v)
     put_error(v->req, v->code, v->message[0] ? v->message : NULL, NULL, NULL, v->id);
 }
 
-bool door_encrypts(const struct s3_door *door, const char *bucket)
+bool service_encrypts(const struct s3_service *service, const char *bucket)
 {
-    return door->disks_encrypted && !objects_remote(door->objects, bucket);
+    return service->disks_encrypted && !objects_remote(service->objects, bucket);
 }
 
 /* --- answers --------------------------------------------------------------------------------------------------------------- */
@@ -345,8 +345,8 @@ static bool makes_object(enum s3_op op)
 struct bytes_out *visit_answer(struct visit *v, unsigned status)
 {
     v->answered = true;
-    struct bytes_out *headers = door_answer(v->req, status, v->id);
-    if (makes_object(v->call.op) && door_encrypts(v->door, v->call.bucket))
+    struct bytes_out *headers = service_answer(v->req, status, v->id);
+    if (makes_object(v->call.op) && service_encrypts(v->service, v->call.bucket))
         http_put_header(headers, "x-amz-server-side-encryption", "AES256");
     return headers;
 }
@@ -382,7 +382,7 @@ bool visit_charge_list(struct visit *v, const char *max_name)
     if (text)
         http_text_u64((struct http_text){text, len}, &max);
     uint64_t bytes = (MIN(max, (uint64_t)S3_LIST_MAX) + 1) * LIST_ENTRY_BYTES;
-    if (budget_reserve(v->door->budget, bytes) < 0) {
+    if (budget_reserve(v->service->budget, bytes) < 0) {
         visit_fail(v, S3_SLOW_DOWN, NULL);
         return false;
     }
@@ -426,7 +426,7 @@ void etag_header(struct bytes_out *headers, const char *etag)
     http_put_header(headers, "ETag", quoted);
 }
 
-enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct keys_user *user,
+enum s3_code visit_may(struct s3_service *service, struct keys *keys, const struct keys_user *user,
                        const char *bucket, enum keys_right right)
 {
     char owner[OBJECTS_OWNER_MAX + 1];
@@ -434,7 +434,7 @@ enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct key
         return S3_OK;
     if (!user->access)
         return S3_ACCESS_DENIED;
-    int rc = objects_bucket_owner(door->objects, bucket, owner);
+    int rc = objects_bucket_owner(service->objects, bucket, owner);
     if (rc == STORE_NO_BUCKET && user->create) /* who may make it, may know that it is not there */
         return S3_NO_SUCH_BUCKET;
     if (rc == STORE_BUCKET_DAMAGED) /* whose it is cannot be said */
@@ -442,12 +442,12 @@ enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct key
     return rc == 0 && keys_may(keys, user, bucket, owner, right) ? S3_OK : S3_ACCESS_DENIED;
 }
 
-bool visit_expected_owner(struct s3_door *door, const struct http_request *req, const struct s3_call *call,
-                          const char *name, const char *bucket)
+bool visit_expected_owner(struct s3_service *service, const struct http_request *req,
+                          const struct s3_call *call, const char *name, const char *bucket)
 {
     char owner[OBJECTS_OWNER_MAX + 1];
     struct http_text expected = demand_of(req, call, name);
-    if (!expected.data || objects_bucket_owner(door->objects, bucket, owner) < 0)
+    if (!expected.data || objects_bucket_owner(service->objects, bucket, owner) < 0)
         return true;
     return http_text_is(expected, owner[0] ? owner : "anonymous");
 }

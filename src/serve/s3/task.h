@@ -2,7 +2,7 @@
 /*
  * task.h: one request that is not answered at once, and what the operations share.
  *
- *   op_*(v) on the door's thread ─▶ visit_work(v, run, then) ─▶ run(v) on a worker ─▶ then(v) on the door's thread ─▶ answer_*
+ *   op_*(v) on the reactor's thread ─▶ visit_work(v, run, then) ─▶ run(v) on a worker ─▶ then(v) on the reactor's thread ─▶ answer_*
  *
  * `run` sets v->code (and message) on failure, and then visit answers with that error instead of calling `then`. A visit lives until its
  * request is over and no work of it is under way. `run` touches nothing of the request: what it needs is in the visit.
@@ -16,7 +16,7 @@
 #include "wire/s3/s3_server.h"
 #include "wire/s3/sigv4_check.h"
 
-struct s3_door {
+struct s3_service {
     struct objects *objects;
     struct keyring *keys;
     struct http_workers *workers;
@@ -39,7 +39,7 @@ struct s3_door {
 enum visit_hands { VISIT_DOOR, VISIT_WORKER, VISIT_OVER };
 
 struct visit {
-    struct s3_door *door;
+    struct s3_service *service;
     struct http_request *req; /* NULL: over */
     struct http_ref ref;
     struct http_work work;
@@ -66,7 +66,7 @@ struct visit {
     struct store_obj *obj;
     struct tier_read *read; /* it is on its way from the bucket's remote; obj is NULL then */
     struct tier_waiter waiter;
-    struct http_message told; /* the waiter's: on its way to the door's thread while `posted` */
+    struct http_message told; /* the waiter's: on its way to the reactor's thread while `posted` */
     bool posted;
     uint64_t first, end, sent,
         checked; /* of the object: [first, end) is asked for, checked and sent so far */
@@ -111,7 +111,7 @@ struct visit {
 /* --- task.c ------------------------------------------------------------------------------------------------------------- */
 
 /* NULL: the budget or the heap has no memory; nothing was answered. Takes a reference to keys of its own. */
-struct visit *visit_new(struct s3_door *door, struct http_request *req, const struct s3_call *call,
+struct visit *visit_new(struct s3_service *service, struct http_request *req, const struct s3_call *call,
                         const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
                         const struct keys_user *user);
 /* See above; long: it may take more than some milliseconds. then NULL: nothing. */
@@ -120,7 +120,7 @@ void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *
 /* The same for a run that, in a bucket in front of another, may wait for that one; `lane` is for other buckets. */
 void visit_work_afar(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
                      void (*then)(struct visit *v));
-/* On a worker or the door: remembers a failure. message may be NULL. */
+/* On a worker or the service: remembers a failure. message may be NULL. */
 void visit_fail(struct visit *v, enum s3_code code, const char *message);
 /* The same for a code of the store; what is the server's fault is logged. */
 void visit_fail_store(struct visit *v, int rc, const struct leat_error *err);
@@ -139,38 +139,38 @@ void visit_send_empty(struct visit *v, unsigned status);
 struct http_text visit_header(const struct visit *v, const char *name);
 /* The same, or the query's parameter of that name, where SDKs that make a link put it. */
 struct http_text visit_demand(const struct visit *v, const char *name);
-/* May he who asks do this with that bucket? S3_OK, or what to answer. [door's thread or a worker] */
-enum s3_code visit_may(struct s3_door *door, struct keys *keys, const struct keys_user *user,
+/* May he who asks do this with that bucket? S3_OK, or what to answer. [reactor's thread or a worker] */
+enum s3_code visit_may(struct s3_service *service, struct keys *keys, const struct keys_user *user,
                        const char *bucket, enum keys_right right);
 /*
  * The header or parameter `name` says whose bucket the client takes it for, by the id that ListBuckets tells its owner ("anonymous": of those that nobody owns). True
  * where it says so rightly, or nothing; also where there is no such bucket, as that is said elsewhere.
  */
-bool visit_expected_owner(struct s3_door *door, const struct http_request *req, const struct s3_call *call,
-                          const char *name, const char *bucket);
+bool visit_expected_owner(struct s3_service *service, const struct http_request *req,
+                          const struct s3_call *call, const char *name, const char *bucket);
 /* Do objects of this bucket lie on disks that were stated to be encrypted, and nowhere else? */
-bool door_encrypts(const struct s3_door *door, const char *bucket);
+bool service_encrypts(const struct s3_service *service, const char *bucket);
 void etag_header(struct bytes_out *headers, const char *etag);
 void visit_free(struct visit *v); /* over, and nobody works on it */
 
 /* Begins an answer: with the request's id, and what keeps a browser from running an object. */
-struct bytes_out *door_answer(struct http_request *req, unsigned status, const char id[VISIT_ID_TEXT]);
+struct bytes_out *service_answer(struct http_request *req, unsigned status, const char id[VISIT_ID_TEXT]);
 /* An error for a request without a visit. */
-void door_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
-                 const char id[VISIT_ID_TEXT]);
+void service_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
+                    const char id[VISIT_ID_TEXT]);
 /* InvalidRange, of something of so many bytes. */
-void door_refuse_range(struct http_request *req, uint64_t bytes, const char id[VISIT_ID_TEXT]);
+void service_refuse_range(struct http_request *req, uint64_t bytes, const char id[VISIT_ID_TEXT]);
 enum s3_code code_of_store(int rc);
 
-/* --- the operations: called on the door's thread with a fresh visit ------------------------------------------------------- */
+/* --- the operations: called on the reactor's thread with a fresh visit ------------------------------------------------------- */
 
 void op_get(struct visit *v); /* and HEAD */
 /* At once, where all of it is at hand; false: by op_get. */
 void get_more(struct http_request *req); /* http_ops.more */
 /* The visit is over: it is not told of its object any more. True: it was, and goes when the message arrives. */
 bool get_unwait(struct visit *v);
-bool get_at_once(struct s3_door *door, struct http_request *req, const struct s3_call *call, bool is_signed,
-                 const char id[VISIT_ID_TEXT]);
+bool get_at_once(struct s3_service *service, struct http_request *req, const struct s3_call *call,
+                 bool is_signed, const char id[VISIT_ID_TEXT]);
 /* batch.c: with ?archpath; POST /bucket?batch; the next instalment of either. */
 void op_member(struct visit *v);
 void op_batch(struct visit *v);
@@ -196,7 +196,7 @@ void op_complete_upload(struct visit *v);
 void op_abort_upload(struct visit *v);
 
 /* demands.c: S3_OK, or why what x-amz- headers demand is not done; *ret_message: a sentence for the client. */
-enum s3_code demands_check(const struct s3_door *door, const struct http_request *req,
+enum s3_code demands_check(const struct s3_service *service, const struct http_request *req,
                            const struct s3_call *call, char *ret_message, size_t cap);
 /* put.c: what a request says of the object that it makes: meta, conditions. False: v->code is set. */
 bool put_read_headers(struct visit *v);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Requests and documents as a stranger sends them to the S3 door. The first byte chooses: a head, a document, a body in chunks (in pieces of that
+ * Requests and documents as a stranger sends them to the S3 service. The first byte chooses: a head, a document, a body in chunks (in pieces of that
  * length), a copy source, a Range.
  */
 #include "wire/s3/aws_chunked.h"
