@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * answer.c: what a handler says. Nothing is sent from here: pieces are noted, and the link goes on once the handler has returned.
+ * answer.c: what a handler says. Nothing is sent from here: pieces are noted, and the conn goes on once the handler has returned.
  *
  * Happy path: http_answer begins the head, the handler adds lines, http_send... ends it with what frames the body, and notes the pieces.
  * Failure modes: no memory for them, or sums that contradict what was announced, break the exchange off; a peer then sees a body that is
@@ -85,7 +85,7 @@ struct bytes_out *http_answer(struct http_request *req, unsigned status)
 {
     struct exchange *ex = exchange_of(req);
     assert(!ex->answered && status >= 200 && status <= 599);
-    struct http_reactor *reactor = ex->link->reactor;
+    struct http_reactor *reactor = ex->conn->reactor;
     req->status = status;
     bytes_out_reset(&ex->head);
     put_status(&ex->head, status, reactor_date(reactor), reactor->server->name);
@@ -98,7 +98,7 @@ static bool rest_is_short(const struct exchange *ex)
     if (ex->body_ended)
         return true;
     return !ex->continue_owed && ex->reader.body == HTTP_BODY_LENGTH &&
-           ex->body_left <= ex->link->reactor->server->config.drain_bytes;
+           ex->body_left <= ex->conn->reactor->server->config.drain_bytes;
 }
 
 /* Large heads and copied bodies count against the cap as well. */
@@ -106,7 +106,7 @@ static bool charge_head(struct exchange *ex)
 {
     if (ex->head.cap <= ex->head_charged + HEAD_BUFFER)
         return true;
-    if (budget_reserve(&ex->link->reactor->server->budget, ex->head.cap - ex->head_charged) < 0)
+    if (budget_reserve(&ex->conn->reactor->server->budget, ex->head.cap - ex->head_charged) < 0)
         return false;
     ex->head_charged = ex->head.cap;
     return true;
@@ -116,7 +116,7 @@ static bool charge_head(struct exchange *ex)
 static void end_head(struct exchange *ex, uint64_t total, bool bodiless)
 {
     struct http_request *req = &ex->req;
-    struct http_reactor *reactor = ex->link->reactor;
+    struct http_reactor *reactor = ex->conn->reactor;
     bool old = ex->reader.whole && ex->reader.parser.http_minor == 0;
     ex->no_body = bodiless || req->is_head || req->status == 204 || req->status == 304;
     if (total != HTTP_BODY_UNKNOWN && req->status != 204) {
@@ -200,7 +200,7 @@ void http_send_copy(struct http_request *req, const void *data, size_t len)
         /* Refused as a whole, while nothing of it is out. */
         ex->answered = false;
         bytes_out_fini(&ex->head);
-        answer_refusal(ex->link->reactor->server, ex, 503, "too much is under way: try again in a while");
+        answer_refusal(ex->conn->reactor->server, ex, 503, "too much is under way: try again in a while");
         return;
     }
     if (!ex->no_body && !ex->abort_rc) {
@@ -262,9 +262,9 @@ void answer_refusal(struct http_server *server, struct exchange *ex, unsigned st
     struct bytes_out body = {0};
     struct http_request *req = &ex->req;
     struct bytes_out *head = http_answer(req, status);
-    bump(&ex->link->reactor->stats.refused, 1);
+    bump(&ex->conn->reactor->stats.refused, 1);
     if (status == 503) {
-        bump(&ex->link->reactor->stats.overload, 1);
+        bump(&ex->conn->reactor->stats.overload, 1);
         http_put_header_u64(head, "Retry-After", server->config.retry_after_s);
     }
     struct http_refusal refusal = {.status = status,
@@ -272,7 +272,7 @@ void answer_refusal(struct http_server *server, struct exchange *ex, unsigned st
                                    .method = ex->reader.whole ? ex->reader.method : NULL,
                                    .target = ex->reader.whole ? http_target(&ex->reader, ex->buf)
                                                               : (struct http_text){0},
-                                   .listener = ex->link->listener};
+                                   .listener = ex->conn->listener};
     if (server->config.handler.refuse) {
         server->config.handler.refuse(server->config.handler.user, &refusal, head, &body);
     } else {

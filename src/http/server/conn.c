@@ -3,12 +3,12 @@
  * conn.c: one connection, from accept to close.
  *
  * Happy path: bytes come, an exchange is taken for them, its head is read and shown, its body is handed on, its answer sent; then the
- * exchange goes back, and the idle connection costs a few hundred bytes. link_drive goes from step to step until the socket, the handler
+ * exchange goes back, and the idle connection costs a few hundred bytes. sconn_drive goes from step to step until the socket, the handler
  * or fairness make it wait.
  * Failure modes: a peer that ends, breaks framing or is too slow ends its exchange with `over` and the connection with it; where it may
  * still be sending, the connection lingers, so that it can read the answer before a reset throws it away.
- * Invariants: a handler is only ever called from link_drive, ticks and messages, never from inside a call that it makes itself; what it
- * changes is seen when it returns (`driving`), or in the reactor's next turn (`ready`). After link_close the link is gone.
+ * Invariants: a handler is only ever called from sconn_drive, ticks and messages, never from inside a call that it makes itself; what it
+ * changes is seen when it returns (`driving`), or in the reactor's next turn (`ready`). After sconn_close the conn is gone.
  */
 #include "http/server/server_internal.h"
 
@@ -23,17 +23,17 @@
 
 #define STEPS_MAX 64u /* of small messages in a pipeline, before others have their turn */
 
-static void to_list(struct http_link *link, struct list *list)
+static void to_list(struct http_server_conn *conn, struct list *list)
 {
-    list_remove(&link->node);
-    list_push_back(list, &link->node);
+    list_remove(&conn->node);
+    list_push_back(list, &conn->node);
 }
 
 void exchange_over(struct exchange *ex, int rc)
 {
-    struct reactor_stats *stats = &ex->link->reactor->stats;
+    struct reactor_stats *stats = &ex->conn->reactor->stats;
     ex->shown = false;
-    exchange_forget(ex->link->reactor, ex);
+    exchange_forget(ex->conn->reactor, ex);
     warm_forget(ex);
     if (rc < 0) {
         bump(&stats->answers[0], 1);
@@ -46,32 +46,32 @@ void exchange_over(struct exchange *ex, int rc)
 
 void exchange_wake(struct exchange *ex)
 {
-    if (!ex->link->driving)
-        reactor_ready(ex->link);
+    if (!ex->conn->driving)
+        reactor_ready(ex->conn);
 }
 
-void link_close(struct http_link *link, int rc)
+void sconn_close(struct http_server_conn *conn, int rc)
 {
-    struct http_reactor *reactor = link->reactor;
+    struct http_reactor *reactor = conn->reactor;
     struct http_server *server = reactor->server;
-    if (link->ex) {
-        if (link->ex->shown)
-            exchange_over(link->ex, rc ? rc : -ECANCELED);
-        exchange_give(reactor, TAKE_PTR(link->ex));
+    if (conn->ex) {
+        if (conn->ex->shown)
+            exchange_over(conn->ex, rc ? rc : -ECANCELED);
+        exchange_give(reactor, TAKE_PTR(conn->ex));
     }
-    loop_remove(&link->source);
-    list_remove(&link->node);
-    list_remove(&link->ready_node);
-    if (link->ssl) {
-        if (rc == 0 && link->state != LINK_HANDSHAKE)
-            link_tls_bye(link);
-        SSL_free(link->ssl);
+    loop_remove(&conn->source);
+    list_remove(&conn->node);
+    list_remove(&conn->ready_node);
+    if (conn->ssl) {
+        if (rc == 0 && conn->state != SCONN_HANDSHAKE)
+            sconn_tls_bye(conn);
+        SSL_free(conn->ssl);
     }
-    close(link->source.fd);
-    reactor->lingerers -= link->extra;
+    close(conn->source.fd);
+    reactor->lingerers -= conn->extra;
     atomic_fetch_sub_explicit(&reactor->stats.conns, 1, memory_order_relaxed);
-    free(link);
-    budget_release(&server->budget, sizeof(*link));
+    free(conn);
+    budget_release(&server->budget, sizeof(*conn));
     if (atomic_fetch_sub(&server->conns, 1) == 1) {
         pthread_mutex_lock(&server->stop_lock);
         pthread_cond_broadcast(&server->stop_cond);
@@ -79,18 +79,18 @@ void link_close(struct http_link *link, int rc)
     }
 }
 
-static void linger(struct http_link *link)
+static void linger(struct http_server_conn *conn)
 {
-    if (link->ex)
-        exchange_give(link->reactor, TAKE_PTR(link->ex));
-    if (link->ssl && link->state != LINK_HANDSHAKE)
-        link_tls_bye(link);
-    shutdown(link->source.fd, SHUT_WR);
-    link->state = LINK_LINGER;
-    link->since_ns = clock_now_ns();
-    link->window_bytes = link->bytes_in;
-    link->readable = true;
-    to_list(link, &link->reactor->active);
+    if (conn->ex)
+        exchange_give(conn->reactor, TAKE_PTR(conn->ex));
+    if (conn->ssl && conn->state != SCONN_HANDSHAKE)
+        sconn_tls_bye(conn);
+    shutdown(conn->source.fd, SHUT_WR);
+    conn->state = SCONN_LINGER;
+    conn->since_ns = clock_now_ns();
+    conn->window_bytes = conn->bytes_in;
+    conn->readable = true;
+    to_list(conn, &conn->reactor->active);
 }
 
 static void count_overload(struct http_reactor *reactor)
@@ -108,43 +108,43 @@ static void say_overload(struct http_reactor *reactor, int fd)
 }
 
 /* No memory for a request: what can be said without any. */
-static void overload(struct http_link *link)
+static void overload(struct http_server_conn *conn)
 {
-    count_overload(link->reactor);
-    if (!link->ssl)
-        say_overload(link->reactor, link->source.fd);
-    else if (link->state != LINK_HANDSHAKE)
-        link_tls_write(link, link->reactor->server->overload.data, link->reactor->server->overload.len);
-    linger(link);
+    count_overload(conn->reactor);
+    if (!conn->ssl)
+        say_overload(conn->reactor, conn->source.fd);
+    else if (conn->state != SCONN_HANDSHAKE)
+        sconn_tls_write(conn, conn->reactor->server->overload.data, conn->reactor->server->overload.len);
+    linger(conn);
 }
 
-void link_refuse(struct http_link *link, unsigned status, const char *message)
+void sconn_refuse(struct http_server_conn *conn, unsigned status, const char *message)
 {
-    struct exchange *ex = link->ex;
+    struct exchange *ex = conn->ex;
     if (ex->req.began_ns == 0)
         ex->req.began_ns = clock_now_ns();
     ex->close_after = true;
     ex->body_ended = false;
-    answer_refusal(link->reactor->server, ex, status, message);
+    answer_refusal(conn->reactor->server, ex, status, message);
 }
 
 /* --- steps --------------------------------------------------------------------------------------------------------------- */
 
-static enum step handshake_step(struct http_link *link)
+static enum step handshake_step(struct http_server_conn *conn)
 {
-    int rc = link_tls_handshake(link);
+    int rc = sconn_tls_handshake(conn);
     if (rc == 0)
         return STEP_WAIT;
     if (rc < 0) {
-        bump(&link->reactor->stats.handshakes_failed, 1);
-        link_close(link, rc);
+        bump(&conn->reactor->stats.handshakes_failed, 1);
+        sconn_close(conn, rc);
         return STEP_GONE;
     }
-    bump(&link->reactor->stats.handshakes, 1);
-    bump(&link->reactor->stats.resumed, SSL_session_reused(link->ssl) == 1);
-    link->state = LINK_IDLE;
-    link->since_ns = clock_now_ns();
-    to_list(link, &link->reactor->idle);
+    bump(&conn->reactor->stats.handshakes, 1);
+    bump(&conn->reactor->stats.resumed, SSL_session_reused(conn->ssl) == 1);
+    conn->state = SCONN_IDLE;
+    conn->since_ns = clock_now_ns();
+    to_list(conn, &conn->reactor->idle);
     return STEP_ON;
 }
 
@@ -153,113 +153,113 @@ static bool is_stopping(struct http_reactor *reactor)
     return atomic_load_explicit(&reactor->stop, memory_order_relaxed) != STOP_NOT;
 }
 
-static enum step idle_step(struct http_link *link)
+static enum step idle_step(struct http_server_conn *conn)
 {
-    if (!link->readable) {
-        if (!is_stopping(link->reactor))
+    if (!conn->readable) {
+        if (!is_stopping(conn->reactor))
             return STEP_WAIT;
-        link_close(link, 0);
+        sconn_close(conn, 0);
         return STEP_GONE;
     }
-    link->ex = exchange_take(link->reactor, link);
-    if (!link->ex) {
-        overload(link);
+    conn->ex = exchange_take(conn->reactor, conn);
+    if (!conn->ex) {
+        overload(conn);
         return STEP_ON;
     }
-    link->state = LINK_HEAD;
-    link->window_ns = 0;
-    to_list(link, &link->reactor->active);
+    conn->state = SCONN_HEAD;
+    conn->window_ns = 0;
+    to_list(conn, &conn->reactor->active);
     return STEP_ON;
 }
 
-static void become_idle(struct http_link *link)
+static void become_idle(struct http_server_conn *conn)
 {
-    exchange_give(link->reactor, TAKE_PTR(link->ex));
-    link->state = LINK_IDLE;
-    link->since_ns = clock_now_ns();
-    to_list(link, &link->reactor->idle);
+    exchange_give(conn->reactor, TAKE_PTR(conn->ex));
+    conn->state = SCONN_IDLE;
+    conn->since_ns = clock_now_ns();
+    to_list(conn, &conn->reactor->idle);
 }
 
-static enum step head_step(struct http_link *link)
+static enum step head_step(struct http_server_conn *conn)
 {
-    enum step step = input_head(link);
-    if (step != STEP_WAIT || link->ex->have > 0)
+    enum step step = input_head(conn);
+    if (step != STEP_WAIT || conn->ex->have > 0)
         return step;
-    become_idle(link);
+    become_idle(conn);
     return STEP_ON; /* waits there, or closes */
 }
 
-static enum step next_message(struct http_link *link)
+static enum step next_message(struct http_server_conn *conn)
 {
-    struct exchange *ex = link->ex;
+    struct exchange *ex = conn->ex;
     size_t more = ex->have - ex->at;
-    if (is_stopping(link->reactor)) {
-        link_close(link, 0);
+    if (is_stopping(conn->reactor)) {
+        sconn_close(conn, 0);
         return STEP_GONE;
     }
     if (more == 0) {
-        become_idle(link);
+        become_idle(conn);
         return STEP_ON;
     }
     /* The next one is here already: it goes to a new exchange, whose buffer may be smaller than what there is of it. */
-    struct exchange *next = exchange_take(link->reactor, link);
-    if (!next || (more > next->cap && !exchange_grow(link->reactor->server, next, more))) {
-        exchange_give(link->reactor, next);
-        overload(link);
+    struct exchange *next = exchange_take(conn->reactor, conn);
+    if (!next || (more > next->cap && !exchange_grow(conn->reactor->server, next, more))) {
+        exchange_give(conn->reactor, next);
+        overload(conn);
         return STEP_ON;
     }
     memcpy(next->buf, ex->buf + ex->at, more);
     next->have = more;
     next->req.began_ns = clock_now_ns();
-    exchange_give(link->reactor, ex);
-    link->ex = next;
-    link->state = LINK_HEAD;
-    link->window_ns = 0;
+    exchange_give(conn->reactor, ex);
+    conn->ex = next;
+    conn->state = SCONN_HEAD;
+    conn->window_ns = 0;
     return STEP_ON;
 }
 
 /* The answer is with the kernel. */
-static enum step finish(struct http_link *link)
+static enum step finish(struct http_server_conn *conn)
 {
-    struct exchange *ex = link->ex;
-    struct reactor_stats *stats = &link->reactor->stats;
+    struct exchange *ex = conn->ex;
+    struct reactor_stats *stats = &conn->reactor->stats;
     histogram_add(&stats->latency, clock_now_ns() - ex->req.began_ns);
     bump(&stats->answers[ex->req.status / 100], 1);
     if (ex->shown)
         exchange_over(ex, 0);
     if (ex->close_after && ex->body_ended && ex->have == ex->at) {
-        link_close(link, 0);
+        sconn_close(conn, 0);
         return STEP_GONE;
     }
     if (ex->close_after) {
-        linger(link);
+        linger(conn);
         return STEP_ON;
     }
     if (!ex->body_ended) {
-        link->state = LINK_DRAIN;
+        conn->state = SCONN_DRAIN;
         return STEP_ON;
     }
-    return next_message(link);
+    return next_message(conn);
 }
 
-static enum step request_step(struct http_link *link)
+static enum step request_step(struct http_server_conn *conn)
 {
-    struct exchange *ex = link->ex;
+    struct exchange *ex = conn->ex;
     if (ex->abort_rc) {
-        link_close(link, ex->abort_rc);
+        sconn_close(conn, ex->abort_rc);
         return STEP_GONE;
     }
     if (ex->npieces) {
         size_t moved = 0;
-        int rc = output_send(link, &moved);
+        int rc = output_send(conn, &moved);
         if (rc < 0) {
-            link_close(link, rc);
+            sconn_close(conn, rc);
             return STEP_GONE;
         }
         return rc == 0 && moved < QUANTUM_BYTES ? STEP_WAIT : STEP_ON;
     }
     if (ex->answered && ex->last)
-        return finish(link);
+        return finish(conn);
     if (ex->answered) {
         if (ex->asked || !ex->req.ops || !ex->req.ops->more)
             return STEP_WAIT;
@@ -267,160 +267,160 @@ static enum step request_step(struct http_link *link)
         ex->req.ops->more(&ex->req);
         return STEP_ON;
     }
-    return input_wanted(ex) ? input_body(link) : STEP_WAIT;
+    return input_wanted(ex) ? input_body(conn) : STEP_WAIT;
 }
 
-static enum step linger_step(struct http_link *link)
+static enum step linger_step(struct http_server_conn *conn)
 {
     /* Below TLS: nobody looks at it any more. */
-    ssize_t n = recv(link->source.fd, link->reactor->scratch, SCRATCH, MSG_DONTWAIT);
+    ssize_t n = recv(conn->source.fd, conn->reactor->scratch, SCRATCH, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return STEP_WAIT;
-    link->bytes_in += n > 0 ? (size_t)n : 0;
-    if (n > 0 && link->bytes_in - link->window_bytes <= LINGER_BYTES)
+    conn->bytes_in += n > 0 ? (size_t)n : 0;
+    if (n > 0 && conn->bytes_in - conn->window_bytes <= LINGER_BYTES)
         return STEP_ON;
-    link->state = LINK_HANDSHAKE; /* its TLS has said good-bye */
-    link_close(link, 0);
+    conn->state = SCONN_HANDSHAKE; /* its TLS has said good-bye */
+    sconn_close(conn, 0);
     return STEP_GONE;
 }
 
-static enum step drain_step(struct http_link *link)
+static enum step drain_step(struct http_server_conn *conn)
 {
-    if (!link->ex->body_ended)
-        return input_drain(link);
-    return next_message(link);
+    if (!conn->ex->body_ended)
+        return input_drain(conn);
+    return next_message(conn);
 }
 
-static enum step (*const steps[])(struct http_link *link) = {
-    [LINK_HANDSHAKE] = handshake_step, [LINK_IDLE] = idle_step,   [LINK_HEAD] = head_step,
-    [LINK_REQUEST] = request_step,     [LINK_DRAIN] = drain_step, [LINK_LINGER] = linger_step,
+static enum step (*const steps[])(struct http_server_conn *conn) = {
+    [SCONN_HANDSHAKE] = handshake_step, [SCONN_IDLE] = idle_step,   [SCONN_HEAD] = head_step,
+    [SCONN_REQUEST] = request_step,     [SCONN_DRAIN] = drain_step, [SCONN_LINGER] = linger_step,
 };
 
 /* --- waiting ------------------------------------------------------------------------------------------------------------- */
 
 enum waits { WAITS_IN, WAITS_OUT, WAITS_HANDLER };
 
-static enum waits waits_for(const struct http_link *link)
+static enum waits waits_for(const struct http_server_conn *conn)
 {
-    const struct exchange *ex = link->ex;
-    if (link->state != LINK_REQUEST)
+    const struct exchange *ex = conn->ex;
+    if (conn->state != SCONN_REQUEST)
         return WAITS_IN;
     if (ex->npieces)
         return ex->warming ? WAITS_HANDLER : WAITS_OUT;
     return input_wanted(ex) ? WAITS_IN : WAITS_HANDLER;
 }
 
-static void arm(struct http_link *link)
+static void arm(struct http_server_conn *conn)
 {
     uint32_t events = 0;
-    switch (waits_for(link)) {
+    switch (waits_for(conn)) {
     case WAITS_IN:
-        events = link->io_other ? EPOLLOUT : EPOLLIN;
+        events = conn->io_other ? EPOLLOUT : EPOLLIN;
         break;
     case WAITS_OUT:
-        events = link->io_other ? EPOLLIN : EPOLLOUT;
+        events = conn->io_other ? EPOLLIN : EPOLLOUT;
         break;
     case WAITS_HANDLER:
         /* A pipeline's next request, or the peer's end: which of them is looked at when it comes. */
-        events = link->deaf ? 0 : link->readable ? EPOLLRDHUP : EPOLLIN;
+        events = conn->deaf ? 0 : conn->readable ? EPOLLRDHUP : EPOLLIN;
         break;
     }
-    if (loop_modify(&link->source, events) < 0)
-        link_close(link, -errno);
+    if (loop_modify(&conn->source, events) < 0)
+        sconn_close(conn, -errno);
 }
 
-void link_drive(struct http_link *link)
+void sconn_drive(struct http_server_conn *conn)
 {
-    uint64_t moved = link->bytes_in + link->bytes_out;
-    link->driving = true;
+    uint64_t moved = conn->bytes_in + conn->bytes_out;
+    conn->driving = true;
     for (unsigned i = 0;; i++) {
-        enum step step = steps[link->state](link);
+        enum step step = steps[conn->state](conn);
         if (step == STEP_GONE)
             return;
         if (step == STEP_WAIT)
             break;
-        if (i >= STEPS_MAX || link->bytes_in + link->bytes_out - moved >= QUANTUM_BYTES) {
-            link->driving = false;
-            reactor_ready(link);
+        if (i >= STEPS_MAX || conn->bytes_in + conn->bytes_out - moved >= QUANTUM_BYTES) {
+            conn->driving = false;
+            reactor_ready(conn);
             return;
         }
     }
-    link->driving = false;
-    arm(link);
+    conn->driving = false;
+    arm(conn);
 }
 
 /* While the handler thinks: more bytes, or the peer's end? */
-static void look(struct http_link *link, uint32_t events)
+static void look(struct http_server_conn *conn, uint32_t events)
 {
     char byte;
-    struct exchange *ex = link->ex;
-    ssize_t n = recv(link->source.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    link->readable = true;
+    struct exchange *ex = conn->ex;
+    ssize_t n = recv(conn->source.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    conn->readable = true;
     if ((events & EPOLLRDHUP) || n == 0) {
-        link->deaf = true;
-        link->driving = true;
+        conn->deaf = true;
+        conn->driving = true;
         if (ex->shown && ex->req.ops && ex->req.ops->left)
             ex->req.ops->left(&ex->req);
     }
-    link_drive(link);
+    sconn_drive(conn);
 }
 
 static void progress(struct loop_source *source, uint32_t events)
 {
-    struct http_link *link = container_of(source, struct http_link, source);
+    struct http_server_conn *conn = container_of(source, struct http_server_conn, source);
     if (events & (EPOLLERR | EPOLLHUP)) {
-        link_close(link, LEAT_PEER_GONE);
+        sconn_close(conn, LEAT_PEER_GONE);
         return;
     }
-    if (link->state == LINK_REQUEST && waits_for(link) == WAITS_HANDLER) {
-        look(link, events);
+    if (conn->state == SCONN_REQUEST && waits_for(conn) == WAITS_HANDLER) {
+        look(conn, events);
         return;
     }
     /* Where TLS has to write before it can read on (new keys), room to write is what a read has waited for. */
-    if (events & (link->io_other ? EPOLLIN | EPOLLOUT : EPOLLIN))
-        link->readable = true;
-    link_drive(link);
+    if (events & (conn->io_other ? EPOLLIN | EPOLLOUT : EPOLLIN))
+        conn->readable = true;
+    sconn_drive(conn);
 }
 
 /* --- its beginning ------------------------------------------------------------------------------------------------------- */
 
 /* On the thread that will own it. */
-static void begin(struct http_link *link)
+static void begin(struct http_server_conn *conn)
 {
-    struct http_reactor *reactor = link->reactor;
+    struct http_reactor *reactor = conn->reactor;
     struct http_server *server = reactor->server;
-    link->since_ns = clock_now_ns();
-    list_push_back(&reactor->active, &link->node);
-    if (reactor->failed || loop_add(reactor->loop, &link->source) < 0 || reactor->stopped >= STOP_BREAK) {
-        link_close(link, -ECANCELED);
+    conn->since_ns = clock_now_ns();
+    list_push_back(&reactor->active, &conn->node);
+    if (reactor->failed || loop_add(reactor->loop, &conn->source) < 0 || reactor->stopped >= STOP_BREAK) {
+        sconn_close(conn, -ECANCELED);
         return;
     }
-    if (link->extra) {
+    if (conn->extra) {
         reactor->lingerers++;
-        link->state = LINK_IDLE;
-        if (server->listeners[link->listener].what.tls) {
+        conn->state = SCONN_IDLE;
+        if (server->listeners[conn->listener].what.tls) {
             count_overload(reactor);
-            linger(link); /* in no language that it would understand */
+            linger(conn); /* in no language that it would understand */
         } else {
-            overload(link);
+            overload(conn);
         }
-    } else if (server->listeners[link->listener].what.tls) {
-        link->state = LINK_HANDSHAKE;
-        if (link_tls_begin(link) < 0) {
-            link_close(link, -ENOMEM);
+    } else if (server->listeners[conn->listener].what.tls) {
+        conn->state = SCONN_HANDSHAKE;
+        if (sconn_tls_begin(conn) < 0) {
+            sconn_close(conn, -ENOMEM);
             return;
         }
     } else {
-        link->state = LINK_IDLE;
-        to_list(link, &reactor->idle);
+        conn->state = SCONN_IDLE;
+        to_list(conn, &reactor->idle);
     }
-    link->readable = true; /* those who connect have something to say */
-    link_drive(link);
+    conn->readable = true; /* those who connect have something to say */
+    sconn_drive(conn);
 }
 
-void link_arrive(struct http_message *message, struct http_request *none)
+void sconn_arrive(struct http_message *message, struct http_request *none)
 {
-    begin(container_of(message, struct http_link, message));
+    begin(container_of(message, struct http_server_conn, message));
 }
 
 /* The reactor with the fewest, of those that take any; this one where it makes no difference. */
@@ -439,104 +439,104 @@ static struct http_reactor *emptiest(struct http_reactor *reactor)
     return best;
 }
 
-void link_open(struct http_reactor *reactor, unsigned listener, int fd, bool over_limit)
+void sconn_open(struct http_reactor *reactor, unsigned listener, int fd, bool over_limit)
 {
     static const int on = 1;
     struct http_server *server = reactor->server;
     AUTO_CLOSE int taken = fd;
-    struct http_link *link = NULL;
+    struct http_server_conn *conn = NULL;
     if (!(over_limit && reactor->lingerers >= LINGERERS_MAX) &&
-        budget_reserve(&server->budget, sizeof(*link)) == 0) {
-        link = calloc(1, sizeof(*link));
-        if (!link)
-            budget_release(&server->budget, sizeof(*link));
+        budget_reserve(&server->budget, sizeof(*conn)) == 0) {
+        conn = calloc(1, sizeof(*conn));
+        if (!conn)
+            budget_release(&server->budget, sizeof(*conn));
     }
-    if (!link) {
+    if (!conn) {
         count_overload(reactor);
         if (!server->listeners[listener].what.tls)
             say_overload(reactor, fd);
         return;
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)); /* of no meaning to unix sockets */
-    list_init(&link->node);
-    list_init(&link->ready_node);
-    link->source = (struct loop_source){.fd = TAKE_FD(taken), .events = EPOLLIN, .progress = progress};
-    link->reactor = over_limit ? reactor : emptiest(reactor);
-    link->listener = (uint16_t)listener;
-    link->extra = over_limit;
+    list_init(&conn->node);
+    list_init(&conn->ready_node);
+    conn->source = (struct loop_source){.fd = TAKE_FD(taken), .events = EPOLLIN, .progress = progress};
+    conn->reactor = over_limit ? reactor : emptiest(reactor);
+    conn->listener = (uint16_t)listener;
+    conn->extra = over_limit;
     atomic_fetch_add(&server->conns, 1);
-    atomic_fetch_add_explicit(&link->reactor->stats.conns, 1, memory_order_relaxed);
-    if (link->reactor == reactor) {
-        begin(link);
+    atomic_fetch_add_explicit(&conn->reactor->stats.conns, 1, memory_order_relaxed);
+    if (conn->reactor == reactor) {
+        begin(conn);
         return;
     }
-    link->message = (struct http_message){.ref = {link->reactor, UINT32_MAX, 0}, .fn = link_arrive};
-    http_post(&link->message);
+    conn->message = (struct http_message){.ref = {conn->reactor, UINT32_MAX, 0}, .fn = sconn_arrive};
+    http_post(&conn->message);
 }
 
 /* --- deadlines ----------------------------------------------------------------------------------------------------------- */
 
 /* What the peer has sent, and what it has taken: not what lies in the kernel for it. */
-static uint64_t peer_moved(const struct http_link *link)
+static uint64_t peer_moved(const struct http_server_conn *conn)
 {
     int queued = 0;
-    if (ioctl(link->source.fd, SIOCOUTQ, &queued) < 0)
+    if (ioctl(conn->source.fd, SIOCOUTQ, &queued) < 0)
         queued = 0;
-    uint64_t out = link->bytes_out > (uint64_t)queued ? link->bytes_out - (uint64_t)queued : 0;
-    return link->bytes_in + out;
+    uint64_t out = conn->bytes_out > (uint64_t)queued ? conn->bytes_out - (uint64_t)queued : 0;
+    return conn->bytes_in + out;
 }
 
-static void too_slow(struct http_link *link, bool may_answer)
+static void too_slow(struct http_server_conn *conn, bool may_answer)
 {
-    bump(&link->reactor->stats.timeouts, 1);
+    bump(&conn->reactor->stats.timeouts, 1);
     if (!may_answer) {
-        link_close(link, LEAT_PEER_GONE);
+        sconn_close(conn, LEAT_PEER_GONE);
         return;
     }
-    if (link->ex->shown)
-        exchange_over(link->ex, LEAT_PEER_GONE);
-    link->state = LINK_REQUEST;
-    link->driving = true;
-    link_refuse(link, 408, "the request came too slowly, or not to its end");
-    link_drive(link);
+    if (conn->ex->shown)
+        exchange_over(conn->ex, LEAT_PEER_GONE);
+    conn->state = SCONN_REQUEST;
+    conn->driving = true;
+    sconn_refuse(conn, 408, "the request came too slowly, or not to its end");
+    sconn_drive(conn);
 }
 
-void link_tick(struct http_link *link, uint64_t now)
+void sconn_tick(struct http_server_conn *conn, uint64_t now)
 {
-    const struct http_server_config *config = &link->reactor->server->config;
-    switch (link->state) {
-    case LINK_IDLE:
-        if (now - link->since_ns > config->idle_ns)
-            link_close(link, 0);
+    const struct http_server_config *config = &conn->reactor->server->config;
+    switch (conn->state) {
+    case SCONN_IDLE:
+        if (now - conn->since_ns > config->idle_ns)
+            sconn_close(conn, 0);
         return;
-    case LINK_HANDSHAKE:
-        if (now - link->since_ns > config->head_ns)
-            too_slow(link, false);
+    case SCONN_HANDSHAKE:
+        if (now - conn->since_ns > config->head_ns)
+            too_slow(conn, false);
         return;
-    case LINK_LINGER:
-        if (now - link->since_ns > MIN(LINGER_NS, config->slow_ns))
-            link_close(link, LEAT_PEER_GONE);
+    case SCONN_LINGER:
+        if (now - conn->since_ns > MIN(LINGER_NS, config->slow_ns))
+            sconn_close(conn, LEAT_PEER_GONE);
         return;
-    case LINK_HEAD:
+    case SCONN_HEAD:
         /* Without a first byte there is no request yet that could be too slow: its turn to be read has not come. */
-        if (link->ex->req.began_ns && now - link->ex->req.began_ns > config->head_ns)
-            too_slow(link, true);
+        if (conn->ex->req.began_ns && now - conn->ex->req.began_ns > config->head_ns)
+            too_slow(conn, true);
         return;
     default:
         break;
     }
-    enum waits waits = waits_for(link);
+    enum waits waits = waits_for(conn);
     if (waits == WAITS_HANDLER) {
-        link->window_ns = 0;
+        conn->window_ns = 0;
         return;
     }
-    if (link->window_ns && now - link->window_ns < config->slow_ns)
+    if (conn->window_ns && now - conn->window_ns < config->slow_ns)
         return;
-    uint64_t moved = peer_moved(link);
-    if (link->window_ns && moved - link->window_bytes < config->slow_bytes) {
-        too_slow(link, waits == WAITS_IN && link->state == LINK_REQUEST);
+    uint64_t moved = peer_moved(conn);
+    if (conn->window_ns && moved - conn->window_bytes < config->slow_bytes) {
+        too_slow(conn, waits == WAITS_IN && conn->state == SCONN_REQUEST);
         return;
     }
-    link->window_ns = now;
-    link->window_bytes = moved;
+    conn->window_ns = now;
+    conn->window_bytes = moved;
 }

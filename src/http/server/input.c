@@ -16,45 +16,45 @@
 
 #define FRAMING_MAX (64 * KIB)
 
-ssize_t link_read(struct http_link *link, void *buf, size_t len)
+ssize_t sconn_read(struct http_server_conn *conn, void *buf, size_t len)
 {
-    if (!link->readable)
+    if (!conn->readable)
         return -EAGAIN;
     ssize_t n;
-    if (link->ssl) {
-        n = link_tls_read(link, buf, len);
-        if (n > 0 && (size_t)n < len && !SSL_has_pending(link->ssl))
-            link->readable = false;
+    if (conn->ssl) {
+        n = sconn_tls_read(conn, buf, len);
+        if (n > 0 && (size_t)n < len && !SSL_has_pending(conn->ssl))
+            conn->readable = false;
     } else {
-        n = recv(link->source.fd, buf, len, MSG_DONTWAIT);
+        n = recv(conn->source.fd, buf, len, MSG_DONTWAIT);
         if (n < 0)
             n = -errno;
         if (n > 0 && (size_t)n < len)
-            link->readable = false;
+            conn->readable = false;
     }
     if (n == -EINTR)
         n = -EAGAIN;
     if (n == -EAGAIN)
-        link->readable = false;
+        conn->readable = false;
     if (n > 0) {
-        link->bytes_in += (size_t)n;
-        bump(&link->reactor->stats.bytes_in, (size_t)n);
+        conn->bytes_in += (size_t)n;
+        bump(&conn->reactor->stats.bytes_in, (size_t)n);
     }
     return n;
 }
 
 /* The bytes' end inside a message. */
-static enum step cut_short(struct http_link *link, ssize_t n)
+static enum step cut_short(struct http_server_conn *conn, ssize_t n)
 {
     if (n == -EAGAIN)
         return STEP_WAIT;
-    link_close(link, LEAT_PEER_GONE);
+    sconn_close(conn, LEAT_PEER_GONE);
     return STEP_GONE;
 }
 
-static void show(struct http_link *link)
+static void show(struct http_server_conn *conn)
 {
-    struct exchange *ex = link->ex;
+    struct exchange *ex = conn->ex;
     struct http_request *req = &ex->req;
     struct http_reader *r = &ex->reader;
     struct http_text target = http_target(r, ex->buf);
@@ -68,57 +68,57 @@ static void show(struct http_link *link)
     }
     req->reader = r;
     req->head = ex->buf;
-    req->listener = link->listener;
-    req->tls = link->ssl != NULL;
+    req->listener = conn->listener;
+    req->tls = conn->ssl != NULL;
     req->is_head = strcmp(r->method, "HEAD") == 0;
     req->body_bytes = ex->body_left;
     ex->body_ended = r->body == HTTP_BODY_NONE || (r->body == HTTP_BODY_LENGTH && r->body_bytes == 0);
     ex->continue_owed =
         r->expects_continue && r->parser.http_minor > 0 && !ex->body_ended && ex->at == ex->have;
     ex->shown = true;
-    bump(&link->reactor->stats.requests, 1);
-    struct http_handler *h = &link->reactor->server->config.handler;
+    bump(&conn->reactor->stats.requests, 1);
+    struct http_handler *h = &conn->reactor->server->config.handler;
     h->request(h->user, req);
 }
 
-static enum step head_whole(struct http_link *link)
+static enum step head_whole(struct http_server_conn *conn)
 {
-    struct exchange *ex = link->ex;
+    struct exchange *ex = conn->ex;
     struct http_reader *r = &ex->reader;
     const char *message;
     ex->at = r->head_bytes;
-    link->state = LINK_REQUEST;
+    conn->state = SCONN_REQUEST;
     unsigned status = http_request_refusal(r, ex->buf, &message);
     if (status) {
-        link_refuse(link, status, message);
+        sconn_refuse(conn, status, message);
         return STEP_ON;
     }
     ex->body_left = r->body == HTTP_BODY_LENGTH    ? r->body_bytes
                     : r->body == HTTP_BODY_CHUNKED ? HTTP_BODY_UNKNOWN
                                                    : 0;
     if (r->body == HTTP_BODY_CHUNKED &&
-        !exchange_grow(link->reactor->server, ex, r->head_bytes + CHUNKED_BUFFER)) {
-        link_refuse(link, 503, "too much is under way: try again in a while");
+        !exchange_grow(conn->reactor->server, ex, r->head_bytes + CHUNKED_BUFFER)) {
+        sconn_refuse(conn, 503, "too much is under way: try again in a while");
         return STEP_ON;
     }
-    show(link);
+    show(conn);
     return STEP_ON;
 }
 
-enum step input_head(struct http_link *link)
+enum step input_head(struct http_server_conn *conn)
 {
-    struct exchange *ex = link->ex;
+    struct exchange *ex = conn->ex;
     struct leat_error err = {0};
     size_t head_max = HTTP_HEAD_MAX;
     if (ex->have == ex->reader.fed) {
-        if (ex->have == ex->cap && !exchange_grow(link->reactor->server, ex, MIN(ex->cap * 2, head_max))) {
-            link->state = LINK_REQUEST;
-            link_refuse(link, 503, "too much is under way: try again in a while");
+        if (ex->have == ex->cap && !exchange_grow(conn->reactor->server, ex, MIN(ex->cap * 2, head_max))) {
+            conn->state = SCONN_REQUEST;
+            sconn_refuse(conn, 503, "too much is under way: try again in a while");
             return STEP_ON;
         }
-        ssize_t n = link_read(link, ex->buf + ex->have, ex->cap - ex->have);
+        ssize_t n = sconn_read(conn, ex->buf + ex->have, ex->cap - ex->have);
         if (n <= 0)
-            return cut_short(link, n);
+            return cut_short(conn, n);
         if (ex->have == 0)
             ex->req.began_ns = clock_now_ns();
         ex->have += (size_t)n;
@@ -128,15 +128,15 @@ enum step input_head(struct http_link *link)
         return STEP_ON;
     if (rc > 0) {
         http_target_root(&ex->reader, ex->buf);
-        return head_whole(link);
+        return head_whole(conn);
     }
-    link->state = LINK_REQUEST;
+    conn->state = SCONN_REQUEST;
     if (rc == LEAT_NO_SPACE)
-        link_refuse(link, 431, "a head may have 64 KiB and 128 headers");
+        sconn_refuse(conn, 431, "a head may have 64 KiB and 128 headers");
     else if (ex->reader.whole && ex->reader.parser.http_major != 1)
-        link_refuse(link, 505, "HTTP/1.1 is spoken here");
+        sconn_refuse(conn, 505, "HTTP/1.1 is spoken here");
     else
-        link_refuse(link, 400, err.message);
+        sconn_refuse(conn, 400, err.message);
     return STEP_ON;
 }
 
@@ -177,25 +177,25 @@ static int take_chunk(void *user, const void *data, size_t len)
     return 0;
 }
 
-static enum step broken_framing(struct http_link *link, const char *message)
+static enum step broken_framing(struct http_server_conn *conn, const char *message)
 {
-    if (link->ex->shown)
-        exchange_over(link->ex, LEAT_CORRUPT);
-    link_refuse(link, 400, message);
+    if (conn->ex->shown)
+        exchange_over(conn->ex, LEAT_CORRUPT);
+    sconn_refuse(conn, 400, message);
     return STEP_ON;
 }
 
 /* Bytes of a chunked body, `most` at a time at most. */
-static enum step feed_chunked(struct http_link *link, size_t most)
+static enum step feed_chunked(struct http_server_conn *conn, size_t most)
 {
-    struct exchange *ex = link->ex;
+    struct exchange *ex = conn->ex;
     struct leat_error err = {0};
     if (ex->at == ex->have) {
         size_t begin = ex->reader.head_bytes;
         ex->at = ex->have = begin;
-        ssize_t n = link_read(link, ex->buf + begin, MIN(most, ex->cap - begin));
+        ssize_t n = sconn_read(conn, ex->buf + begin, MIN(most, ex->cap - begin));
         if (n <= 0)
-            return cut_short(link, n);
+            return cut_short(conn, n);
         ex->have += (size_t)n;
     }
     if (ex->mode == BODY_STREAM) {
@@ -205,13 +205,13 @@ static enum step feed_chunked(struct http_link *link, size_t most)
     size_t used, len = MIN(most, ex->have - ex->at);
     int rc = http_body_feed(&ex->reader, ex->buf + ex->at, len, take_chunk, ex, &used, &err);
     if (rc < 0)
-        return broken_framing(link, err.message);
+        return broken_framing(conn, err.message);
     ex->at += used;
     ex->raw += used;
     ex->body_ended = ex->reader.ended;
     if (ex->raw - ex->payload > FRAMING_MAX + 8 * ex->payload)
         return broken_framing(
-            link, "chunks are so small, or their extensions so long, that framing outweighs the body");
+            conn, "chunks are so small, or their extensions so long, that framing outweighs the body");
     return STEP_ON;
 }
 
@@ -219,18 +219,18 @@ static enum step feed_chunked(struct http_link *link, size_t most)
  * The next bytes of a body of known length, `cap` at most: those that came with the head where they lie, others received into `to`. They count as
  * taken.
  */
-static enum step take_plain(struct http_link *link, char *to, size_t cap, const char **ret_data,
+static enum step take_plain(struct http_server_conn *conn, char *to, size_t cap, const char **ret_data,
                             size_t *ret_len)
 {
-    struct exchange *ex = link->ex;
+    struct exchange *ex = conn->ex;
     size_t most = (size_t)MIN((uint64_t)cap, ex->body_left), len = MIN(most, ex->have - ex->at);
     *ret_data = ex->buf + ex->at;
     if (len) {
         ex->at += len;
     } else {
-        ssize_t n = link_read(link, to, most);
+        ssize_t n = sconn_read(conn, to, most);
         if (n <= 0)
-            return cut_short(link, n);
+            return cut_short(conn, n);
         *ret_data = to;
         len = (size_t)n;
     }
@@ -240,41 +240,41 @@ static enum step take_plain(struct http_link *link, char *to, size_t cap, const 
     return STEP_ON;
 }
 
-static enum step stream_step(struct http_link *link)
+static enum step stream_step(struct http_server_conn *conn)
 {
-    struct exchange *ex = link->ex;
+    struct exchange *ex = conn->ex;
     if (ex->body_ended) {
         give_data(ex, "", 0, true);
         return STEP_ON;
     }
     if (ex->reader.body == HTTP_BODY_CHUNKED) {
-        enum step step = feed_chunked(link, SCRATCH);
+        enum step step = feed_chunked(conn, SCRATCH);
         if (step == STEP_ON && ex->shown && (ex->into_got || ex->body_ended))
             give_data(ex, ex->into, ex->into_got, ex->body_ended);
         return step;
     }
     const char *data;
     size_t len;
-    enum step step = take_plain(link, link->reactor->scratch, SCRATCH, &data, &len);
+    enum step step = take_plain(conn, conn->reactor->scratch, SCRATCH, &data, &len);
     if (step == STEP_ON)
         give_data(ex, data, len, ex->body_ended);
     return step;
 }
 
-static enum step into_step(struct http_link *link)
+static enum step into_step(struct http_server_conn *conn)
 {
-    struct exchange *ex = link->ex;
+    struct exchange *ex = conn->ex;
     size_t room = ex->into_len - ex->into_got;
     enum step step = STEP_ON;
     if (!ex->body_ended && room && ex->reader.body == HTTP_BODY_CHUNKED) {
-        step = feed_chunked(link, room);
+        step = feed_chunked(conn, room);
         if (step != STEP_ON || !ex->shown)
             return step;
     } else if (!ex->body_ended && room) {
         const char *data;
         char *to = ex->into + ex->into_got;
         size_t len;
-        step = take_plain(link, to, room, &data, &len);
+        step = take_plain(conn, to, room, &data, &len);
         if (step != STEP_ON)
             return step;
         if (data != to)
@@ -286,17 +286,17 @@ static enum step into_step(struct http_link *link)
     return STEP_ON;
 }
 
-enum step input_body(struct http_link *link)
+enum step input_body(struct http_server_conn *conn)
 {
-    return link->ex->mode == BODY_INTO ? into_step(link) : stream_step(link);
+    return conn->ex->mode == BODY_INTO ? into_step(conn) : stream_step(conn);
 }
 
 /* What nobody wants of a body, so that the next request can be read. */
-enum step input_drain(struct http_link *link)
+enum step input_drain(struct http_server_conn *conn)
 {
     const char *data;
     size_t len;
-    return take_plain(link, link->reactor->scratch, SCRATCH, &data, &len);
+    return take_plain(conn, conn->reactor->scratch, SCRATCH, &data, &len);
 }
 
 /* --- what a handler asks for --------------------------------------------------------------------------------------------- */

@@ -169,12 +169,12 @@ void http_request_peer(const struct http_request *req, struct http_peer *ret_pee
     struct ucred cred;
     socklen_t len = sizeof(addr), cred_len = sizeof(cred);
     *ret_peer = (struct http_peer){.uid = (uid_t)-1};
-    if (getpeername(ex->link->source.fd, (struct sockaddr *)&addr, &len) < 0)
+    if (getpeername(ex->conn->source.fd, (struct sockaddr *)&addr, &len) < 0)
         addr.ss_family = AF_UNSPEC;
     http_address_text(&addr, ret_peer->text, sizeof(ret_peer->text));
     if (addr.ss_family == AF_UNIX) {
         ret_peer->local = true;
-        if (getsockopt(ex->link->source.fd, SOL_SOCKET, SO_PEERCRED, &cred, &cred_len) == 0)
+        if (getsockopt(ex->conn->source.fd, SOL_SOCKET, SO_PEERCRED, &cred, &cred_len) == 0)
             ret_peer->uid = cred.uid;
     } else if (addr.ss_family == AF_INET) {
         ret_peer->loopback = ntohl(((struct sockaddr_in *)&addr)->sin_addr.s_addr) >> 24 == 127;

@@ -85,7 +85,7 @@ static struct exchange *exchange_new(void)
     return ex;
 }
 
-struct exchange *exchange_take(struct http_reactor *reactor, struct http_link *link)
+struct exchange *exchange_take(struct http_reactor *reactor, struct http_server_conn *conn)
 {
     struct http_server *server = reactor->server;
     if (budget_reserve(&server->budget, sizeof(struct exchange) + HEAD_BUFFER) < 0)
@@ -103,7 +103,7 @@ struct exchange *exchange_take(struct http_reactor *reactor, struct http_link *l
         budget_release(&server->budget, sizeof(struct exchange) + HEAD_BUFFER);
         return NULL;
     }
-    ex->link = link;
+    ex->conn = conn;
     bump(&reactor->stats.busy, 1);
     return ex;
 }
@@ -113,7 +113,7 @@ static void exchange_reset(struct exchange *ex)
 {
     memset(&ex->req, 0, sizeof(ex->req));
     http_reader_reset(&ex->reader);
-    ex->link = NULL;
+    ex->conn = NULL;
     ex->shown = false;
     ex->abort_rc = 0;
     ex->at = ex->have = 0;
@@ -171,7 +171,7 @@ bool exchange_grow(struct http_server *server, struct exchange *ex, size_t cap)
 struct http_ref http_request_ref(const struct http_request *req)
 {
     const struct exchange *ex = container_of(req, struct exchange, req);
-    struct http_reactor *reactor = ex->link->reactor;
+    struct http_reactor *reactor = ex->conn->reactor;
     return (struct http_ref){reactor, ex->slot, reactor->slots[ex->slot].generation};
 }
 
@@ -222,10 +222,10 @@ static void run_messages(struct http_reactor *reactor)
     }
 }
 
-void reactor_ready(struct http_link *link)
+void reactor_ready(struct http_server_conn *conn)
 {
-    if (list_empty(&link->ready_node))
-        list_push_back(&link->reactor->ready, &link->ready_node);
+    if (list_empty(&conn->ready_node))
+        list_push_back(&conn->reactor->ready, &conn->ready_node);
 }
 
 static void run_ready(struct http_reactor *reactor)
@@ -239,10 +239,10 @@ static void run_ready(struct http_reactor *reactor)
     now.prev = reactor->ready.prev;
     now.next->prev = now.prev->next = &now;
     list_init(&reactor->ready);
-    struct http_link *link;
-    while ((link = list_first(&now, struct http_link, ready_node))) {
-        list_remove(&link->ready_node);
-        link_drive(link);
+    struct http_server_conn *conn;
+    while ((conn = list_first(&now, struct http_server_conn, ready_node))) {
+        list_remove(&conn->ready_node);
+        sconn_drive(conn);
     }
 }
 
@@ -305,7 +305,7 @@ static void accept_most(struct reactor_listener *l, unsigned most)
         }
         bump(&reactor->stats.accepted, 1);
         bool over_limit = atomic_load(&server->conns) >= server->config.connections_max;
-        link_open(reactor, l->index, fd, over_limit);
+        sconn_open(reactor, l->index, fd, over_limit);
     }
 }
 
@@ -318,18 +318,18 @@ static void accept_some(struct loop_source *source, uint32_t events)
 
 static void close_list(struct list *list, int rc)
 {
-    struct http_link *link;
-    while ((link = list_first(list, struct http_link, node)))
-        link_close(link, rc);
+    struct http_server_conn *conn;
+    while ((conn = list_first(list, struct http_server_conn, node)))
+        sconn_close(conn, rc);
 }
 
 /* Idle as far as we know: what has come since its last turn is a request to be answered; where there is nothing, it closes. */
 static void hear_out_idle(struct http_reactor *reactor)
 {
-    struct http_link *link;
-    while ((link = list_first(&reactor->idle, struct http_link, node))) {
-        link->readable = true;
-        link_drive(link);
+    struct http_server_conn *conn;
+    while ((conn = list_first(&reactor->idle, struct http_server_conn, node))) {
+        conn->readable = true;
+        sconn_drive(conn);
     }
 }
 
@@ -403,13 +403,13 @@ static void tick(struct loop_timer *timer)
     const struct http_server_config *config = &reactor->server->config;
     uint64_t now = clock_now_ns();
     /* The longest idle stand first. */
-    struct http_link *link;
-    while ((link = list_first(&reactor->idle, struct http_link, node)) &&
-           now - link->since_ns > config->idle_ns)
-        link_tick(link, now);
-    /* A link_tick may close its own link, and, by way of `over`, no other. */
+    struct http_server_conn *conn;
+    while ((conn = list_first(&reactor->idle, struct http_server_conn, node)) &&
+           now - conn->since_ns > config->idle_ns)
+        sconn_tick(conn, now);
+    /* A sconn_tick may close its own conn, and, by way of `over`, no other. */
     list_for_each_safe (node, &reactor->active)
-        link_tick(container_of(node, struct http_link, node), now);
+        sconn_tick(container_of(node, struct http_server_conn, node), now);
     if (reactor->stopped >= STOP_BREAK)
         close_list(&reactor->active, -ECANCELED);
     end_rest(reactor);

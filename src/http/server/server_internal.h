@@ -31,10 +31,10 @@
  * HANDSHAKE ─▶ IDLE ─▶ HEAD ─▶ REQUEST ─┬─▶ (DRAIN ─▶) IDLE, or HEAD where the next one is here already
  *                                       └─▶ LINGER ─▶ closed
  */
-enum link_state { LINK_HANDSHAKE, LINK_IDLE, LINK_HEAD, LINK_REQUEST, LINK_DRAIN, LINK_LINGER };
+enum sconn_state { SCONN_HANDSHAKE, SCONN_IDLE, SCONN_HEAD, SCONN_REQUEST, SCONN_DRAIN, SCONN_LINGER };
 
 /* One connection. While it is idle this is all there is to it (with TLS: and OpenSSL's own, without its buffers). */
-struct http_link {
+struct http_server_conn {
     struct list node;       /* reactor.idle or reactor.active, by its state */
     struct list ready_node; /* reactor.ready: it can go on without waiting for its socket */
     struct loop_source source;
@@ -46,9 +46,9 @@ struct http_link {
     uint64_t bytes_in, bytes_out;     /* on the socket */
     struct http_message message;      /* on its way to another reactor */
     uint16_t listener;
-    uint8_t state; /* enum link_state */
+    uint8_t state; /* enum sconn_state */
     bool readable; /* the socket may have something */
-    bool driving;  /* link_drive is at work on it */
+    bool driving;  /* sconn_drive is at work on it */
     bool io_other; /* TLS waits for the other direction than what was tried */
     bool deaf;     /* the peer has closed its side */
     bool extra;    /* over the limit: counted in reactor.lingerers */
@@ -64,7 +64,7 @@ struct out_piece {
 /* A message under way and its answer. */
 struct exchange {
     struct http_request req;
-    struct http_link *link;
+    struct http_server_conn *conn;
     struct list spare_node;
     uint32_t slot;
     bool shown;   /* to the handler: over is owed */
@@ -183,9 +183,9 @@ int reactor_init(struct http_reactor *reactor, struct http_server *server);
 int reactor_start(struct http_reactor *reactor);
 void reactor_fini(struct http_reactor *reactor); /* joins; NULL memory is fine */
 void reactor_stop(struct http_reactor *reactor, int level);
-void reactor_ready(struct http_link *link);
+void reactor_ready(struct http_server_conn *conn);
 /* NULL: no memory, or the cap. */
-struct exchange *exchange_take(struct http_reactor *reactor, struct http_link *link);
+struct exchange *exchange_take(struct http_reactor *reactor, struct http_server_conn *conn);
 void exchange_give(struct http_reactor *reactor, struct exchange *ex);
 bool exchange_grow(struct http_server *server, struct exchange *ex, size_t cap);
 /* Whoever holds a ref of it holds one of nothing from now on. */
@@ -195,12 +195,12 @@ const char *reactor_date(struct http_reactor *reactor);
 
 /* conn.c */
 /* Takes the descriptor, whatever it answers. */
-void link_open(struct http_reactor *reactor, unsigned listener, int fd, bool over_limit);
-void link_arrive(struct http_message *message, struct http_request *none);
-void link_close(struct http_link *link, int rc);
-void link_drive(struct http_link *link);
-void link_tick(struct http_link *link, uint64_t now);
-void link_refuse(struct http_link *link, unsigned status, const char *message);
+void sconn_open(struct http_reactor *reactor, unsigned listener, int fd, bool over_limit);
+void sconn_arrive(struct http_message *message, struct http_request *none);
+void sconn_close(struct http_server_conn *conn, int rc);
+void sconn_drive(struct http_server_conn *conn);
+void sconn_tick(struct http_server_conn *conn, uint64_t now);
+void sconn_refuse(struct http_server_conn *conn, unsigned status, const char *message);
 /* A call by the handler has changed what is to be done. */
 void exchange_wake(struct exchange *ex);
 /* over(rc), and nobody refers to it any more. */
@@ -209,15 +209,15 @@ void exchange_over(struct exchange *ex, int rc);
 /* input.c */
 enum step { STEP_ON, STEP_WAIT, STEP_GONE };
 /* Bytes, 0 at the end, -EAGAIN, or another -errno. */
-ssize_t link_read(struct http_link *link, void *buf, size_t len);
-enum step input_head(struct http_link *link);
-enum step input_body(struct http_link *link);
-enum step input_drain(struct http_link *link);
+ssize_t sconn_read(struct http_server_conn *conn, void *buf, size_t len);
+enum step input_head(struct http_server_conn *conn);
+enum step input_body(struct http_server_conn *conn);
+enum step input_drain(struct http_server_conn *conn);
 bool input_wanted(const struct exchange *ex);
 
 /* output.c */
 /* 1: all pieces are with the kernel; 0: it waits; LEAT_CORRUPT: a file is too short; LEAT_PEER_GONE. */
-int output_send(struct http_link *link, size_t *ret_moved);
+int output_send(struct http_server_conn *conn, size_t *ret_moved);
 bool output_add(struct exchange *ex, const struct http_piece *piece, bool framing);
 
 /* answer.c */
@@ -227,18 +227,18 @@ void put_status(struct bytes_out *out, unsigned status, const char *date, const 
 /* tls.c */
 int server_tls_context(const char *cert_file, const char *key_file, SSL_CTX **ret_context,
                        struct leat_error *err);
-int link_tls_begin(struct http_link *link);
+int sconn_tls_begin(struct http_server_conn *conn);
 /* 1: done; 0: goes on; negative: failed. */
-int link_tls_handshake(struct http_link *link);
-ssize_t link_tls_read(struct http_link *link, void *buf, size_t len);
-ssize_t link_tls_write(struct http_link *link, const void *buf, size_t len);
-bool link_tls_in_kernel(const struct http_link *link);
+int sconn_tls_handshake(struct http_server_conn *conn);
+ssize_t sconn_tls_read(struct http_server_conn *conn, void *buf, size_t len);
+ssize_t sconn_tls_write(struct http_server_conn *conn, const void *buf, size_t len);
+bool sconn_tls_in_kernel(const struct http_server_conn *conn);
 /* Only there. */
-ssize_t link_tls_sendfile(struct http_link *link, int fd, uint64_t at, size_t len);
-void link_tls_bye(struct http_link *link);
+ssize_t sconn_tls_sendfile(struct http_server_conn *conn, int fd, uint64_t at, size_t len);
+void sconn_tls_bye(struct http_server_conn *conn);
 
 /* warm.c */
-/* Is what comes next of a file in the page cache? false: it is being fetched, and the link will be woken. */
+/* Is what comes next of a file in the page cache? false: it is being fetched, and the conn will be woken. */
 bool warm_ready(struct exchange *ex, const struct http_piece *piece);
 void warm_forget(struct exchange *ex);
 

@@ -98,87 +98,87 @@ int server_tls_context(const char *cert_file, const char *key_file, SSL_CTX **re
     return 0;
 }
 
-int link_tls_begin(struct http_link *link)
+int sconn_tls_begin(struct http_server_conn *conn)
 {
-    struct http_server *server = link->reactor->server;
+    struct http_server *server = conn->reactor->server;
     pthread_mutex_lock(&server->tls_lock);
-    link->ssl = SSL_new(server->tls); /* takes a reference: a reload does not pull it away */
+    conn->ssl = SSL_new(server->tls); /* takes a reference: a reload does not pull it away */
     pthread_mutex_unlock(&server->tls_lock);
-    if (!link->ssl || !SSL_set_fd(link->ssl, link->source.fd)) {
+    if (!conn->ssl || !SSL_set_fd(conn->ssl, conn->source.fd)) {
         ERR_clear_error();
         return -ENOMEM;
     }
-    SSL_set_accept_state(link->ssl);
+    SSL_set_accept_state(conn->ssl);
     return 0;
 }
 
 /* What an answer that is no success means; `wanted` is the direction that the call would wait for. */
-static ssize_t trouble(struct http_link *link, int ret, int wanted)
+static ssize_t trouble(struct http_server_conn *conn, int ret, int wanted)
 {
-    int what = SSL_get_error(link->ssl, ret);
+    int what = SSL_get_error(conn->ssl, ret);
     if (what == SSL_ERROR_WANT_READ || what == SSL_ERROR_WANT_WRITE) {
-        link->io_other = what != wanted;
+        conn->io_other = what != wanted;
         return -EAGAIN;
     }
     if (what == SSL_ERROR_ZERO_RETURN)
         return 0;
-    if (what == SSL_ERROR_SSL && link->state == LINK_HANDSHAKE)
+    if (what == SSL_ERROR_SSL && conn->state == SCONN_HANDSHAKE)
         log_debug("http: a TLS handshake failed: %s", reason());
     ERR_clear_error();
     return -ECONNRESET;
 }
 
-int link_tls_handshake(struct http_link *link)
+int sconn_tls_handshake(struct http_server_conn *conn)
 {
-    link->io_other = false;
+    conn->io_other = false;
     ERR_clear_error();
-    int ret = SSL_do_handshake(link->ssl);
+    int ret = SSL_do_handshake(conn->ssl);
     if (ret == 1)
         return 1;
-    ssize_t rc = trouble(link, ret, SSL_ERROR_WANT_READ);
+    ssize_t rc = trouble(conn, ret, SSL_ERROR_WANT_READ);
     return rc == -EAGAIN ? 0 : -ECONNRESET;
 }
 
-ssize_t link_tls_read(struct http_link *link, void *buf, size_t len)
+ssize_t sconn_tls_read(struct http_server_conn *conn, void *buf, size_t len)
 {
     size_t n = 0;
-    link->io_other = false;
+    conn->io_other = false;
     ERR_clear_error();
-    int ret = SSL_read_ex(link->ssl, buf, len, &n);
-    return ret == 1 ? (ssize_t)n : trouble(link, ret, SSL_ERROR_WANT_READ);
+    int ret = SSL_read_ex(conn->ssl, buf, len, &n);
+    return ret == 1 ? (ssize_t)n : trouble(conn, ret, SSL_ERROR_WANT_READ);
 }
 
-ssize_t link_tls_write(struct http_link *link, const void *buf, size_t len)
+ssize_t sconn_tls_write(struct http_server_conn *conn, const void *buf, size_t len)
 {
     size_t n = 0;
-    link->io_other = false;
+    conn->io_other = false;
     ERR_clear_error();
-    int ret = SSL_write_ex(link->ssl, buf, len, &n);
+    int ret = SSL_write_ex(conn->ssl, buf, len, &n);
     if (ret == 1)
         return (ssize_t)n;
-    ssize_t rc = trouble(link, ret, SSL_ERROR_WANT_WRITE);
+    ssize_t rc = trouble(conn, ret, SSL_ERROR_WANT_WRITE);
     return rc == 0 ? -EPIPE : rc;
 }
 
-bool link_tls_in_kernel(const struct http_link *link)
+bool sconn_tls_in_kernel(const struct http_server_conn *conn)
 {
-    return BIO_get_ktls_send(SSL_get_wbio(link->ssl));
+    return BIO_get_ktls_send(SSL_get_wbio(conn->ssl));
 }
 
-ssize_t link_tls_sendfile(struct http_link *link, int fd, uint64_t at, size_t len)
+ssize_t sconn_tls_sendfile(struct http_server_conn *conn, int fd, uint64_t at, size_t len)
 {
-    link->io_other = false;
+    conn->io_other = false;
     ERR_clear_error();
-    ssize_t n = SSL_sendfile(link->ssl, fd, (off_t)at, len, 0);
+    ssize_t n = SSL_sendfile(conn->ssl, fd, (off_t)at, len, 0);
     if (n >= 0)
         return n;
-    n = trouble(link, (int)n, SSL_ERROR_WANT_WRITE);
+    n = trouble(conn, (int)n, SSL_ERROR_WANT_WRITE);
     return n == 0 ? -EPIPE : n;
 }
 
-void link_tls_bye(struct http_link *link)
+void sconn_tls_bye(struct http_server_conn *conn)
 {
     ERR_clear_error();
-    SSL_shutdown(link->ssl);
+    SSL_shutdown(conn->ssl);
     ERR_clear_error();
 }

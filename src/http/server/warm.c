@@ -4,7 +4,7 @@
  * connections of the reactor.
  *
  * Happy path: one preadv2(RWF_NOWAIT) of the last byte of the next megabyte says that it is there. Where it is not, a worker reads it
- * ahead and waits for it; then the link goes on.
+ * ahead and waits for it; then the conn goes on.
  * Failure modes: no worker is free, or the file system does not know RWF_NOWAIT: the reactor reads, as it would have without this. A
  * request that ends meanwhile leaves the worker a descriptor of its own, so that it never reads somebody else's.
  */
@@ -49,7 +49,7 @@ static void done(struct http_work *work, struct http_request *req)
 
 static bool start(struct exchange *ex, const struct http_piece *piece, uint64_t bytes)
 {
-    struct http_workers *workers = ex->link->reactor->server->config.workers;
+    struct http_workers *workers = ex->conn->reactor->server->config.workers;
     AUTO_FREE struct warming *w = calloc(1, sizeof(*w));
     AUTO_CLOSE int fd = fcntl(piece->fd, F_DUPFD_CLOEXEC, 0);
     if (!w || fd < 0)
@@ -67,7 +67,7 @@ bool warm_ready(struct exchange *ex, const struct http_piece *piece)
 {
     if (ex->warming)
         return false;
-    if (!ex->link->reactor->server->config.workers || piece->at < ex->warm_until)
+    if (!ex->conn->reactor->server->config.workers || piece->at < ex->warm_until)
         return true;
     uint64_t bytes = MIN(piece->bytes, (uint64_t)WINDOW);
     char byte;
