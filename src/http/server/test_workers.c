@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Worker threads: lanes, full queues, an end with work waiting; and each allocation of a server and of its requests failing in turn. */
+/* Worker threads: priorities, full queues, an end with work waiting; and each allocation of a server and of its requests failing in turn. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ static void task_done(struct http_work *work, struct http_request *req)
     atomic_fetch_add(work->cancelled ? t->cancelled : t->done, 1);
 }
 
-static void test_lanes(void **state)
+static void test_priorities(void **state)
 {
     enum { LONG = 20, SHORT = 50 };
     struct rig rig;
@@ -50,12 +50,12 @@ static void test_lanes(void **state)
     assert_int_equal(http_workers_new(4, LONG, &workers, NULL), 0);
     for (unsigned i = 0; i < LONG; i++) {
         tasks[i] = (struct task){{.run = task_run, .done = task_done}, &gate, &run, &done, &cancelled};
-        assert_int_equal(http_work_start(workers, nobody, HTTP_LANE_LONG, &tasks[i].work), 0);
+        assert_int_equal(http_work_start(workers, nobody, HTTP_PRIORITY_LONG, &tasks[i].work), 0);
     }
     /* Three of four threads are held by what is long; what is short gets by. */
     for (unsigned i = LONG; i < LONG + SHORT; i++) {
         tasks[i] = (struct task){{.run = task_run, .done = task_done}, NULL, &run_short, &done, &cancelled};
-        while (http_work_start(workers, nobody, HTTP_LANE_SHORT, &tasks[i].work) == -EAGAIN)
+        while (http_work_start(workers, nobody, HTTP_PRIORITY_SHORT, &tasks[i].work) == -EAGAIN)
             usleep(1000);
     }
     rig_await(&done, SHORT);
@@ -67,13 +67,13 @@ static void test_lanes(void **state)
         usleep(1000);
         http_workers_stats(workers, &stats);
     } while (stats.running < 3);
-    assert_int_equal(stats.queued[HTTP_LANE_LONG], LONG - 3);
+    assert_int_equal(stats.queued[HTTP_PRIORITY_LONG], LONG - 3);
     static struct task fill[3];
     for (unsigned i = 0; i < 3; i++) {
         fill[i] = (struct task){{.run = task_run, .done = task_done}, &gate, &run, &done, &cancelled};
-        assert_int_equal(http_work_start(workers, nobody, HTTP_LANE_LONG, &fill[i].work), 0);
+        assert_int_equal(http_work_start(workers, nobody, HTTP_PRIORITY_LONG, &fill[i].work), 0);
     }
-    assert_int_equal(http_work_start(workers, nobody, HTTP_LANE_LONG, &more.work), -EAGAIN);
+    assert_int_equal(http_work_start(workers, nobody, HTTP_PRIORITY_LONG, &more.work), -EAGAIN);
     /* The end: what runs is heard out, what waits is cancelled, and each is told. */
     atomic_store(&gate, true);
     http_workers_free(workers);
@@ -101,7 +101,7 @@ static void test_an_end_lets_two_begin(void **state)
     for (unsigned i = 0; i < ARRAY_LEN(parties); i++) {
         tasks[i] = (struct task){
             {.run = task_run, .done = task_done, .party = parties[i]}, &gates[i], &run, &done, &cancelled};
-        assert_int_equal(http_work_start(workers, rig.last, HTTP_LANE_LONG, &tasks[i].work), 0);
+        assert_int_equal(http_work_start(workers, rig.last, HTTP_PRIORITY_LONG, &tasks[i].work), 0);
         do { /* the first of each at once */
             usleep(1000);
             http_workers_stats(workers, &stats);
@@ -168,7 +168,7 @@ static void test_requests_without_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lanes),
+        cmocka_unit_test(test_priorities),
         cmocka_unit_test(test_an_end_lets_two_begin),
         cmocka_unit_test(test_start_without_memory),
         cmocka_unit_test(test_requests_without_memory),

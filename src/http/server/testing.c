@@ -90,7 +90,7 @@ static void start(struct job *job, struct http_request *req,
 {
     job->work = (struct http_work){.run = work_run, .done = done};
     job->working = true;
-    if (http_work_start(job->rig->workers, http_request_ref(req), HTTP_LANE_SHORT, &job->work) < 0) {
+    if (http_work_start(job->rig->workers, http_request_ref(req), HTTP_PRIORITY_SHORT, &job->work) < 0) {
         job->working = false;
         reply(req, 503, "busy");
     }

@@ -56,7 +56,7 @@ static bool start(struct exchange *ex, const struct http_piece *piece, uint64_t 
         return false;
     *w = (struct warming){
         .work = {.run = run, .done = done}, .fd = fd, .at = piece->at, .bytes = bytes, .ex = ex};
-    if (http_work_start(workers, http_request_ref(&ex->req), HTTP_LANE_LONG, &w->work) < 0)
+    if (http_work_start(workers, http_request_ref(&ex->req), HTTP_PRIORITY_LONG, &w->work) < 0)
         return false;
     TAKE_FD(fd);
     ex->warming = TAKE_PTR(w);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * workers.c: a queue for each lane, one lock, threads.
+ * workers.c: a queue for each priority, one lock, threads.
  *
  * Happy path: a worker takes what is short first, and what is long while fewer than `long_max` run; runs it without the lock, and posts it to its
- * request's reactor. Failure modes: a full lane is the caller's -EAGAIN. Invariants: work that was taken is posted exactly once, also when the
+ * request's reactor. Failure modes: a full priority is the caller's -EAGAIN. Invariants: work that was taken is posted exactly once, also when the
  * workers end.
  */
 #include "http/server/workers.h"
@@ -18,9 +18,9 @@
 struct http_workers {
     pthread_mutex_t lock; /* guards all below */
     pthread_cond_t cond;
-    struct list queues[HTTP_LANES];
+    struct list queues[HTTP_PRIORITIES];
     struct fairq fairq; /* of what has a party */
-    unsigned queued[HTTP_LANES], running[HTTP_LANES];
+    unsigned queued[HTTP_PRIORITIES], running[HTTP_PRIORITIES];
     unsigned long_max, queue_max, nthreads;
     bool ending;
     uint64_t done, refused;
@@ -30,20 +30,20 @@ struct http_workers {
 /* Under the lock; NULL: nothing that may run now. *ret_party: NULL for what has none. */
 static struct http_work *next(struct http_workers *w, struct fairq_source **ret_party)
 {
-    enum http_lane lane = HTTP_LANE_SHORT;
+    enum http_priority priority = HTTP_PRIORITY_SHORT;
     *ret_party = NULL;
-    if (list_empty(&w->queues[lane])) {
+    if (list_empty(&w->queues[priority])) {
         struct fairq_item *turn = fairq_pop(&w->fairq, ret_party);
         if (turn)
             return container_of(turn, struct http_work, turn);
-        lane = HTTP_LANE_LONG;
-        if (list_empty(&w->queues[lane]) || w->running[lane] >= w->long_max)
+        priority = HTTP_PRIORITY_LONG;
+        if (list_empty(&w->queues[priority]) || w->running[priority] >= w->long_max)
             return NULL;
     }
-    struct http_work *work = list_first(&w->queues[lane], struct http_work, turn.node);
+    struct http_work *work = list_first(&w->queues[priority], struct http_work, turn.node);
     list_remove(&work->turn.node);
-    w->queued[lane]--;
-    w->running[lane]++;
+    w->queued[priority]--;
+    w->running[priority]++;
     return work;
 }
 
@@ -64,7 +64,7 @@ static void *worker_main(void *arg)
             pthread_cond_wait(&w->cond, &w->lock);
         if (w->ending)
             break;
-        enum http_lane lane = work->lane;
+        enum http_priority priority = work->priority;
         pthread_mutex_unlock(&w->lock);
         uint64_t began_ns = party ? clock_now_ns() : 0;
         work->run(work);
@@ -77,8 +77,8 @@ static void *worker_main(void *arg)
                 pthread_cond_signal(&w->cond);
             continue;
         }
-        w->running[lane]--;
-        if (lane == HTTP_LANE_LONG && !list_empty(&w->queues[HTTP_LANE_LONG]))
+        w->running[priority]--;
+        if (priority == HTTP_PRIORITY_LONG && !list_empty(&w->queues[HTTP_PRIORITY_LONG]))
             pthread_cond_signal(&w->cond);
     }
     pthread_mutex_unlock(&w->lock);
@@ -97,7 +97,7 @@ int http_workers_new(unsigned threads, unsigned queue_max, struct http_workers *
         return error_set(err, -ENOMEM, "no memory for %u worker threads", threads);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->cond, NULL);
-    for (unsigned i = 0; i < HTTP_LANES; i++)
+    for (unsigned i = 0; i < HTTP_PRIORITIES; i++)
         list_init(&w->queues[i]);
     w->queue_max = queue_max ? queue_max : 1024;
     fairq_init(&w->fairq, threads, w->queue_max);
@@ -134,9 +134,9 @@ void http_workers_free(struct http_workers *w)
     pthread_mutex_unlock(&w->lock);
     for (unsigned i = 0; i < w->nthreads; i++)
         pthread_join(w->threads[i], NULL);
-    for (unsigned lane = 0; lane < HTTP_LANES; lane++) {
+    for (unsigned priority = 0; priority < HTTP_PRIORITIES; priority++) {
         struct http_work *work;
-        while ((work = list_first(&w->queues[lane], struct http_work, turn.node))) {
+        while ((work = list_first(&w->queues[priority], struct http_work, turn.node))) {
             list_remove(&work->turn.node);
             cancel(work);
         }
@@ -150,21 +150,22 @@ void http_workers_free(struct http_workers *w)
     free(w);
 }
 
-int http_work_start(struct http_workers *w, struct http_ref ref, enum http_lane lane, struct http_work *work)
+int http_work_start(struct http_workers *w, struct http_ref ref, enum http_priority priority,
+                    struct http_work *work)
 {
     int rc = 0;
     work->message = (struct http_message){.ref = ref, .fn = come_back};
-    work->lane = lane;
+    work->priority = priority;
     work->cancelled = false;
     list_init(&work->turn.node);
     pthread_mutex_lock(&w->lock);
-    if (w->ending || (!work->party && w->queued[lane] >= w->queue_max)) {
+    if (w->ending || (!work->party && w->queued[priority] >= w->queue_max)) {
         rc = -EAGAIN;
     } else if (work->party) {
         rc = fairq_push(&w->fairq, work->party, &work->turn) < 0 ? -EAGAIN : 0;
     } else {
-        list_push_back(&w->queues[lane], &work->turn.node);
-        w->queued[lane]++;
+        list_push_back(&w->queues[priority], &work->turn.node);
+        w->queued[priority]++;
     }
     w->refused += rc < 0;
     if (rc == 0)
@@ -177,9 +178,9 @@ void http_workers_stats(struct http_workers *w, struct http_workers_stats *ret_s
 {
     pthread_mutex_lock(&w->lock);
     *ret_stats = (struct http_workers_stats){.threads = w->nthreads, .done = w->done, .refused = w->refused};
-    for (unsigned lane = 0; lane < HTTP_LANES; lane++) {
-        ret_stats->running += w->running[lane];
-        ret_stats->queued[lane] = w->queued[lane];
+    for (unsigned priority = 0; priority < HTTP_PRIORITIES; priority++) {
+        ret_stats->running += w->running[priority];
+        ret_stats->queued[priority] = w->queued[priority];
     }
     ret_stats->running += w->fairq.running;
     ret_stats->waiting = w->fairq.queued;

@@ -245,7 +245,7 @@ static void go(struct admin_visit *v)
     struct http_request *req = v->req;
     v->work = (struct http_work){.run = run, .done = done};
     v->working = true;
-    if (http_work_start(v->admin->config.workers, http_request_ref(req), HTTP_LANE_SHORT, &v->work) < 0) {
+    if (http_work_start(v->admin->config.workers, http_request_ref(req), HTTP_PRIORITY_SHORT, &v->work) < 0) {
         v->working = false;
         send_error(req, 503, "too much is under way: try again in a while", "Retry-After", "2");
     }

@@ -139,7 +139,7 @@ void op_attributes(struct visit *v)
     v->parts_after = number_of(v, "x-amz-part-number-marker", 0, STORE_PARTS_MAX);
     v->parts_max = number_of(v, "x-amz-max-parts", S3_LIST_MAX, S3_LIST_MAX);
     if (v->code == S3_OK)
-        visit_work_afar(v, HTTP_LANE_SHORT, look, answer);
+        visit_work_afar(v, HTTP_PRIORITY_SHORT, look, answer);
     else
         visit_refuse(v);
 }

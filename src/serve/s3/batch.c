@@ -103,7 +103,7 @@ static void stepped(struct visit *v)
 
 void bundling_more(struct visit *v)
 {
-    visit_work(v, HTTP_LANE_SHORT, step, stepped);
+    visit_work(v, HTTP_PRIORITY_SHORT, step, stepped);
 }
 
 static void send_first(struct visit *v)
@@ -278,7 +278,7 @@ static void weigh_member(struct visit *v)
         put_member_head(v, b->ranged ? 206 : 200);
         http_send_head(v->req, b->count);
     } else {
-        visit_work(v, HTTP_LANE_SHORT, make_member, send_member);
+        visit_work(v, HTTP_PRIORITY_SHORT, make_member, send_member);
     }
 }
 
@@ -297,7 +297,7 @@ void op_member(struct visit *v)
         return;
     }
     memcpy(b->path, path, len + 1);
-    visit_work_afar(v, HTTP_LANE_LONG, open_member, weigh_member);
+    visit_work_afar(v, HTTP_PRIORITY_LONG, open_member, weigh_member);
 }
 
 /* --- a batch ------------------------------------------------------------------------------------------------------------- */

@@ -388,11 +388,11 @@ static void digested(struct visit *v)
 
 static void start_digest(struct visit *v)
 {
-    enum http_lane lane = v->body.bytes > 8 * MIB ? HTTP_LANE_LONG : HTTP_LANE_SHORT;
+    enum http_priority priority = v->body.bytes > 8 * MIB ? HTTP_PRIORITY_LONG : HTTP_PRIORITY_SHORT;
     if (v->body.last) /* what is done with all of it */
-        visit_work_afar(v, lane, digest, digested);
+        visit_work_afar(v, priority, digest, digested);
     else
-        visit_work(v, lane, digest, digested);
+        visit_work(v, priority, digest, digested);
 }
 
 void body_full(struct visit *v, size_t got, bool last)

@@ -26,7 +26,7 @@ static void list_buckets(struct visit *v)
 
 void op_list_buckets(struct visit *v)
 {
-    visit_work(v, HTTP_LANE_SHORT, list_buckets, visit_send_xml);
+    visit_work(v, HTTP_PRIORITY_SHORT, list_buckets, visit_send_xml);
 }
 
 /* --- CreateBucket, DeleteBucket ----------------------------------------------------------------------------------------------------- */
@@ -138,7 +138,7 @@ static void gone(struct visit *v)
 
 void op_delete_bucket(struct visit *v)
 {
-    visit_work_afar(v, HTTP_LANE_SHORT, delete_bucket, gone);
+    visit_work_afar(v, HTTP_PRIORITY_SHORT, delete_bucket, gone);
 }
 
 /* --- what there is to say of one ------------------------------------------------------------------------------------------------------ */
@@ -198,7 +198,7 @@ void op_default_read(struct visit *v)
     if (!exists(v))
         return;
     if (v->call.has_key)
-        visit_work_afar(v, HTTP_LANE_SHORT, find_key, say_default);
+        visit_work_afar(v, HTTP_PRIORITY_SHORT, find_key, say_default);
     else
         say_default(v);
 }

@@ -248,7 +248,7 @@ void op_copy(struct visit *v)
 {
     if (read_part(v) && read_source(v) && read_source_conditions(v) && read_source_range(v) &&
         read_directive(v) && read_algorithm(v) && put_read_headers(v))
-        visit_work_afar(v, HTTP_LANE_LONG, copy, visit_send_xml);
+        visit_work_afar(v, HTTP_PRIORITY_LONG, copy, visit_send_xml);
     else
         visit_refuse(v);
 }

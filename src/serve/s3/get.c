@@ -309,7 +309,7 @@ static void send_step(struct visit *v)
     else
         http_send_more(v->req, &piece, 1, last);
     if (!last && v->req && !v->working)
-        visit_work(v, HTTP_LANE_SHORT, check_step, step_checked);
+        visit_work(v, HTTP_PRIORITY_SHORT, check_step, step_checked);
 }
 
 /* A step was checked while the one before was sent, or it was waited for. */
@@ -488,7 +488,7 @@ static void opened(struct visit *v)
         v->checked = v->end;
         first_checked(v);
     } else {
-        visit_work(v, HTTP_LANE_SHORT, check_step, first_checked);
+        visit_work(v, HTTP_PRIORITY_SHORT, check_step, first_checked);
     }
 }
 
@@ -498,5 +498,5 @@ void op_get(struct visit *v)
         op_member(v);
         return;
     }
-    visit_work(v, HTTP_LANE_SHORT, open_object, opened);
+    visit_work(v, HTTP_PRIORITY_SHORT, open_object, opened);
 }

@@ -199,7 +199,7 @@ static void list(struct visit *v)
 void op_list(struct visit *v)
 {
     if (visit_charge_list(v, "max-keys"))
-        visit_work_afar(v, HTTP_LANE_SHORT, list, visit_send_xml);
+        visit_work_afar(v, HTTP_PRIORITY_SHORT, list, visit_send_xml);
     else
         visit_refuse(v);
 }

@@ -76,7 +76,7 @@ static void created(struct visit *v)
 void op_create_upload(struct visit *v)
 {
     if (put_read_headers(v) && read_algorithm(v))
-        visit_work(v, HTTP_LANE_SHORT, create, created);
+        visit_work(v, HTTP_PRIORITY_SHORT, create, created);
     else
         visit_refuse(v);
 }
@@ -148,7 +148,7 @@ static void aborted(struct visit *v)
 void op_abort_upload(struct visit *v)
 {
     if (read_upload(v))
-        visit_work(v, HTTP_LANE_SHORT, abort_upload, aborted);
+        visit_work(v, HTTP_PRIORITY_SHORT, abort_upload, aborted);
     else
         visit_refuse(v);
 }
@@ -662,7 +662,7 @@ static void list_parts(struct visit *v)
 void op_list_parts(struct visit *v)
 {
     if (read_upload(v) && visit_charge_list(v, "max-parts"))
-        visit_work(v, HTTP_LANE_SHORT, list_parts, visit_send_xml);
+        visit_work(v, HTTP_PRIORITY_SHORT, list_parts, visit_send_xml);
     else
         visit_refuse(v);
 }
@@ -743,7 +743,7 @@ static void list_uploads(struct visit *v)
 void op_list_uploads(struct visit *v)
 {
     if (visit_charge_list(v, "max-uploads"))
-        visit_work(v, HTTP_LANE_SHORT, list_uploads, visit_send_xml);
+        visit_work(v, HTTP_PRIORITY_SHORT, list_uploads, visit_send_xml);
     else
         visit_refuse(v);
 }

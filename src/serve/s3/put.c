@@ -238,7 +238,7 @@ static void begun(struct visit *v)
 static void receive(struct visit *v)
 {
     if (v->body.bytes > STORE_PUT_SMALL) {
-        visit_work(v, HTTP_LANE_SHORT, begin, begun);
+        visit_work(v, HTTP_PRIORITY_SHORT, begin, begun);
         return;
     }
     begin(v);
@@ -301,7 +301,7 @@ void op_delete(struct visit *v)
         visit_fail(v, S3_NOT_IMPLEMENTED,
                    "A DELETE may have If-Match, in buckets that stand in front of no others.");
     if (v->code == S3_OK)
-        visit_work_afar(v, HTTP_LANE_SHORT, delete_one, deleted);
+        visit_work_afar(v, HTTP_PRIORITY_SHORT, delete_one, deleted);
     else
         visit_refuse(v);
 }

@@ -56,7 +56,7 @@ static void drop_put(struct visit *v)
     if (!d)
         return; /* visit_free does it */
     *d = (struct dropped){.work = {.run = dropped_run, .done = dropped_done}, .put = v->body.put};
-    if (http_work_start(v->service->workers, v->ref, HTTP_LANE_SHORT, &d->work) == 0)
+    if (http_work_start(v->service->workers, v->ref, HTTP_PRIORITY_SHORT, &d->work) == 0)
         v->body.put = NULL;
     else
         free(d);
@@ -144,25 +144,25 @@ static void work_done(struct http_work *work, struct http_request *req)
         v->then(v);
 }
 
-static void work_by(struct visit *v, struct http_workers *workers, enum http_lane lane, uint64_t party,
-                    void (*run)(struct visit *v), void (*then)(struct visit *v))
+static void work_by(struct visit *v, struct http_workers *workers, enum http_priority priority,
+                    uint64_t party, void (*run)(struct visit *v), void (*then)(struct visit *v))
 {
     v->work = (struct http_work){.run = work_run, .done = work_done, .party = party};
     v->run = run;
     v->then = then;
     v->working = true;
     atomic_store(&v->hands, VISIT_WORKER);
-    if (http_work_start(workers, v->ref, lane, &v->work) == 0)
+    if (http_work_start(workers, v->ref, priority, &v->work) == 0)
         return;
     v->working = false;
     visit_fail(v, S3_SLOW_DOWN, NULL);
     visit_refuse(v);
 }
 
-void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+void visit_work(struct visit *v, enum http_priority priority, void (*run)(struct visit *v),
                 void (*then)(struct visit *v))
 {
-    work_by(v, v->service->workers, lane, 0, run, then);
+    work_by(v, v->service->workers, priority, 0, run, then);
 }
 
 /* The remote that it has to do with; 0: none. */
@@ -172,11 +172,11 @@ static uint64_t remote_of(const struct visit *v)
     return remote || !v->from_bucket[0] ? remote : objects_remote(v->service->objects, v->from_bucket);
 }
 
-void visit_work_afar(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+void visit_work_afar(struct visit *v, enum http_priority priority, void (*run)(struct visit *v),
                      void (*then)(struct visit *v))
 {
     uint64_t remote = remote_of(v);
-    work_by(v, remote ? v->service->waiters : v->service->workers, lane, remote, run, then);
+    work_by(v, remote ? v->service->waiters : v->service->workers, priority, remote, run, then);
 }
 
 /* --- failures -------------------------------------------------------------------------------------------------------------- */

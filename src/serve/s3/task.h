@@ -115,10 +115,10 @@ struct visit *visit_new(struct s3_service *service, struct http_request *req, co
                         const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
                         const struct keys_user *user);
 /* See above; long: it may take more than some milliseconds. then NULL: nothing. */
-void visit_work(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+void visit_work(struct visit *v, enum http_priority priority, void (*run)(struct visit *v),
                 void (*then)(struct visit *v));
-/* The same for a run that, in a bucket in front of another, may wait for that one; `lane` is for other buckets. */
-void visit_work_afar(struct visit *v, enum http_lane lane, void (*run)(struct visit *v),
+/* The same for a run that, in a bucket in front of another, may wait for that one; `priority` is for other buckets. */
+void visit_work_afar(struct visit *v, enum http_priority priority, void (*run)(struct visit *v),
                      void (*then)(struct visit *v));
 /* On a worker or the service: remembers a failure. message may be NULL. */
 void visit_fail(struct visit *v, enum s3_code code, const char *message);
