@@ -23,15 +23,15 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#define HANDSHAKE_BODY  1024u      /* of HELLO and PROOF: a stranger costs no more memory than that */
-#define HANDSHAKE_OUT   (64 * KIB) /* and no more in answers that it does not read */
-#define TURNED_AWAY_MAX 64u        /* at a time; others are hung up on */
-#define PEERS_MAX       (4u * CLUSTER_NODES_MAX)
-#define HANDSHAKE_NS    (10 * NS_PER_S)
-#define GRACE_NS        (500 * NS_PER_MS) /* for a whole one, before it gives way to others */
-#define REFUSED_NS      (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
-#define REST_NS         (50 * NS_PER_MS)  /* without descriptors */
-#define TURN_AWAY_NS    NS_PER_S          /* for one past a limit to say HELLO and hear that */
+#define HANDSHAKE_BODY 1024u      /* of HELLO and PROOF: a stranger costs no more memory than that */
+#define HANDSHAKE_OUT  (64 * KIB) /* and no more in answers that it does not read */
+#define OVER_LIMIT_MAX 64u        /* at a time; others are hung up on */
+#define PEERS_MAX      (4u * CLUSTER_NODES_MAX)
+#define HANDSHAKE_NS   (10 * NS_PER_S)
+#define GRACE_NS       (500 * NS_PER_MS) /* for a whole one, before it gives way to others */
+#define REFUSED_NS     (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
+#define REST_NS        (50 * NS_PER_MS)  /* without descriptors */
+#define OVER_LIMIT_NS  NS_PER_S          /* for one past a limit to say HELLO and hear that */
 
 static void linger_update(struct server *s)
 {
@@ -95,9 +95,9 @@ static void rest_over(struct loop_timer *timer)
     listeners_rest(container_of(timer, struct server, rest), 0);
 }
 
-static void stranger_leaves(struct server *s)
+static void preauth_leave(struct server *s)
 {
-    s->nstrangers--;
+    s->npreauth--;
     if (s->rest.due_ns)
         listeners_rest(s, 0);
 }
@@ -111,15 +111,15 @@ static void client_free(struct client *c)
         cluster_client_gone(s->pool->cluster, c);
     bool counted = c->is_unix && c->ready;
     uint32_t uid = c->uid;
-    if (c->turned_away)
-        s->nturned_away--;
+    if (c->over_limit)
+        s->nover_limit--;
     else if (c->is_unix) {
         s->nconnections--;
         shares_give(&s->pool->shares, uid, SHARE_CONNECTIONS, 1);
     }
     s->npeers -= c->is_peer;
     if (!c->is_unix && !c->proved)
-        stranger_leaves(s);
+        preauth_leave(s);
     loop_timer_clear(&c->handshake);
     conn_free(c->conn);
     user_unref(c->user);
@@ -207,7 +207,7 @@ static void client_closed(struct conn *conn, int status)
 static void handshake_late(struct loop_timer *timer)
 {
     struct client *c = container_of(timer, struct client, handshake);
-    c->server->rejected += !c->refused && !c->turned_away;
+    c->server->rejected += !c->refused && !c->over_limit;
     client_free(c);
 }
 
@@ -215,7 +215,7 @@ static void handshake_late(struct loop_timer *timer)
 static int handshake_refuse(struct client *c, uint16_t type, uint64_t id, const struct leat_error *err)
 {
     c->refused = true;
-    c->server->rejected += !c->turned_away; /* that one was counted when it came */
+    c->server->rejected += !c->over_limit; /* that one was counted when it came */
     conn_send_error(c->conn, type, id, err);
     loop_timer_set(c->server->loop, &c->handshake, clock_now_ns() + REFUSED_NS);
     return 0;
@@ -338,7 +338,7 @@ static int handshake_unix(struct client *c, struct conn_message *m)
         return handshake_foreign(c, m->frame.id);
     if (!version_spoken(&c->hello))
         return handshake_version(c, m->frame.id);
-    if (c->turned_away)
+    if (c->over_limit)
         return handshake_too_many(c, m->frame.id);
     if (c->hello.role == PROTO_ROLE_DATA)
         return data_begin(c, PROTO_HELLO, m->frame.id);
@@ -377,7 +377,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         return handshake_refuse(c, PROTO_PROOF, m->frame.id, &err);
     }
     c->proved = true;
-    stranger_leaves(c->server);
+    preauth_leave(c->server);
     peer_socket_watch(conn_fd(c->conn));
     c->uid = c->hello.acting_uid;
     c->gid = c->hello.acting_gid;
@@ -462,9 +462,9 @@ static int accept_fd(struct server *s, int listener, bool is_unix)
  * their own kind; but not at once: when all of a cluster connect to one node, each of them needs its milliseconds, and the others
  * wait in the listeners' queues.
  */
-static bool stranger_admit(struct server *s)
+static bool preauth_admit(struct server *s)
 {
-    if (s->nstrangers < s->pool->config.limits.handshakes)
+    if (s->npreauth < s->pool->config.limits.handshakes)
         return true;
     list_for_each (node, &s->clients) {
         struct client *c = container_of(node, struct client, node);
@@ -490,21 +490,21 @@ static bool client_admit(struct server *s, struct client *c)
     const struct limits *l = &s->pool->config.limits;
     uint64_t has;
     if (!c->is_unix) {
-        s->nstrangers++;
+        s->npreauth++;
         return true;
     }
-    c->turned_away = s->nconnections >= l->connections || fdpass_full(c->uid);
-    if (!c->turned_away)
-        c->turned_away =
+    c->over_limit = s->nconnections >= l->connections || fdpass_full(c->uid);
+    if (!c->over_limit)
+        c->over_limit =
             shares_take(&s->pool->shares, c->uid, SHARE_CONNECTIONS, 1, l->user_connections, &has) < 0;
-    if (!c->turned_away) {
+    if (!c->over_limit) {
         s->nconnections++;
         return true;
     }
     s->rejected++;
-    if (s->nturned_away >= TURNED_AWAY_MAX)
+    if (s->nover_limit >= OVER_LIMIT_MAX)
         return false;
-    s->nturned_away++;
+    s->nover_limit++;
     return true;
 }
 
@@ -551,9 +551,9 @@ static void accept_one(struct server *s, int listener, bool is_unix)
     list_init(&c->scans);
     list_init(&c->node);
     net_auth_init(&c->auth, s->config.token, s->config.token_len);
-    static const struct conn_limits strangers = {
+    static const struct conn_limits preauth = {
         .out_bytes = HANDSHAKE_OUT, .body_bytes = HANDSHAKE_BODY, .no_fds = true};
-    if (conn_new(s->loop, fd, &client_ops, c, &strangers, &c->conn) < 0) {
+    if (conn_new(s->loop, fd, &client_ops, c, &preauth, &c->conn) < 0) {
         fdpass_hang_up(fd, c->uid);
         free(c);
         return;
@@ -568,7 +568,7 @@ static void accept_one(struct server *s, int listener, bool is_unix)
     if (c->user)
         conn_share_budget(c->conn, &c->user->budget);
     c->handshake.fire = handshake_late;
-    loop_timer_set(s->loop, &c->handshake, clock_now_ns() + (c->turned_away ? TURN_AWAY_NS : HANDSHAKE_NS));
+    loop_timer_set(s->loop, &c->handshake, clock_now_ns() + (c->over_limit ? OVER_LIMIT_NS : HANDSHAKE_NS));
     list_push_back(&s->clients, &c->node);
 }
 
@@ -580,7 +580,7 @@ static void unix_progress(struct loop_source *source, uint32_t events)
 static void tcp_progress(struct loop_source *source, uint32_t events)
 {
     struct server *s = container_of(source, struct listener, source)->server;
-    if (stranger_admit(s))
+    if (preauth_admit(s))
         accept_one(s, source->fd, false);
 }
 

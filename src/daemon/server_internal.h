@@ -44,8 +44,8 @@ struct server {
     unsigned nclients;     /* after their handshake, on the unix socket */
     unsigned nconnections; /* on the unix socket */
     unsigned npeers;
-    unsigned nturned_away; /* past a limit: here until they have heard why */
-    unsigned nstrangers;   /* on TCP, before their proof */
+    unsigned nover_limit; /* past a limit: here until they have heard why */
+    unsigned npreauth;    /* on TCP, before their proof */
     uint64_t started_ns, requests, rejected, serials;
     struct server_times times;
     struct loop_timer linger;
@@ -93,7 +93,7 @@ struct client {
     struct server *server;
     struct conn *conn;
     bool is_unix, ready; /* ready: handshake done */
-    bool turned_away;
+    bool over_limit;
     bool refused;                /* it was told why, and is heard no more */
     bool proved;                 /* TCP: has shown the token */
     struct loop_timer handshake; /* until then */

@@ -2,7 +2,7 @@
 /*
  * answer.c: what a handler says. Nothing is sent from here: pieces are noted, and the conn goes on once the handler has returned.
  *
- * Happy path: http_answer begins the head, the handler adds lines, http_send... ends it with what frames the body, and notes the pieces.
+ * Happy path: http_respond begins the head, the handler adds lines, http_send... ends it with what frames the body, and notes the pieces.
  * Failure modes: no memory for them, or sums that contradict what was announced, break the exchange off; a peer then sees a body that is
  * too short, never one that is whole and wrong.
  */
@@ -81,7 +81,7 @@ void put_status(struct bytes_out *out, unsigned status, const char *date, const 
     http_put_header(out, "Server", server_name);
 }
 
-struct bytes_out *http_answer(struct http_request *req, unsigned status)
+struct bytes_out *http_respond(struct http_request *req, unsigned status)
 {
     struct exchange *ex = exchange_of(req);
     assert(!ex->answered && status >= 200 && status <= 599);
@@ -200,7 +200,7 @@ void http_send_copy(struct http_request *req, const void *data, size_t len)
         /* Refused as a whole, while nothing of it is out. */
         ex->answered = false;
         bytes_out_fini(&ex->head);
-        answer_refusal(ex->conn->reactor->server, ex, 503, "too much is under way: try again in a while");
+        respond_refusal(ex->conn->reactor->server, ex, 503, "too much is under way: try again in a while");
         return;
     }
     if (!ex->no_body && !ex->abort_rc) {
@@ -257,11 +257,11 @@ void http_close_after(struct http_request *req)
     exchange_of(req)->close_after = true;
 }
 
-void answer_refusal(struct http_server *server, struct exchange *ex, unsigned status, const char *message)
+void respond_refusal(struct http_server *server, struct exchange *ex, unsigned status, const char *message)
 {
     struct bytes_out body = {0};
     struct http_request *req = &ex->req;
-    struct bytes_out *head = http_answer(req, status);
+    struct bytes_out *head = http_respond(req, status);
     bump(&ex->conn->reactor->stats.refused, 1);
     if (status == 503) {
         bump(&ex->conn->reactor->stats.overload, 1);

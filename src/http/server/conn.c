@@ -125,7 +125,7 @@ void sconn_refuse(struct http_server_conn *conn, unsigned status, const char *me
         ex->req.began_ns = clock_now_ns();
     ex->close_after = true;
     ex->body_ended = false;
-    answer_refusal(conn->reactor->server, ex, status, message);
+    respond_refusal(conn->reactor->server, ex, status, message);
 }
 
 /* --- steps --------------------------------------------------------------------------------------------------------------- */
@@ -322,7 +322,7 @@ static void arm(struct http_server_conn *conn)
         break;
     case WAITS_HANDLER:
         /* A pipeline's next request, or the peer's end: which of them is looked at when it comes. */
-        events = conn->deaf ? 0 : conn->readable ? EPOLLRDHUP : EPOLLIN;
+        events = conn->read_closed ? 0 : conn->readable ? EPOLLRDHUP : EPOLLIN;
         break;
     }
     if (loop_modify(&conn->source, events) < 0)
@@ -357,7 +357,7 @@ static void look(struct http_server_conn *conn, uint32_t events)
     ssize_t n = recv(conn->source.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     conn->readable = true;
     if ((events & EPOLLRDHUP) || n == 0) {
-        conn->deaf = true;
+        conn->read_closed = true;
         conn->driving = true;
         if (ex->shown && ex->req.ops && ex->req.ops->left)
             ex->req.ops->left(&ex->req);

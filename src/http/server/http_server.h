@@ -130,7 +130,7 @@ void http_body_into(struct http_request *req, void *buf, size_t len);
  * Begins it: the caller puts header lines (http_put_header) into what is returned, then sends. Date, Server, Content-Length,
  * Transfer-Encoding, Connection and Keep-Alive are the server's own. Called again before sending, it begins anew.
  */
-struct bytes_out *http_answer(struct http_request *req, unsigned status);
+struct bytes_out *http_respond(struct http_request *req, unsigned status);
 
 /* A part of a body. Memory and descriptors stay the handler's, and as they are, until over. */
 struct http_piece {

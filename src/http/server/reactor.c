@@ -357,7 +357,7 @@ static void obey(struct http_reactor *reactor)
     struct http_server *server = reactor->server;
     pthread_mutex_lock(&server->stop_lock);
     for (int l = reactor->stopped + 1; l <= level; l++)
-        server->obeyed[l]++;
+        server->stop_acked[l]++;
     reactor->stopped = level;
     pthread_cond_broadcast(&server->stop_cond);
     pthread_mutex_unlock(&server->stop_lock);

@@ -163,13 +163,13 @@ static void order(struct http_server *server, int level)
         reactor_stop(&server->reactors[i], level);
 }
 
-/* Until every reactor has obeyed `level`, and, where `empty`, no connection is left; or until deadline_ns; 0: for ever. */
+/* Until every reactor has stop_acked `level`, and, where `empty`, no connection is left; or until deadline_ns; 0: for ever. */
 static void wait_for(struct http_server *server, int level, bool empty, uint64_t deadline_ns)
 {
     int rc = 0;
     pthread_mutex_lock(&server->stop_lock);
     while (rc == 0 &&
-           ((empty && atomic_load(&server->conns) > 0) || server->obeyed[level] < server->nreactors))
+           ((empty && atomic_load(&server->conns) > 0) || server->stop_acked[level] < server->nreactors))
         rc = cond_wait_until(&server->stop_cond, &server->stop_lock, deadline_ns);
     pthread_mutex_unlock(&server->stop_lock);
 }

@@ -46,12 +46,12 @@ struct http_server_conn {
     uint64_t bytes_in, bytes_out;     /* on the socket */
     struct http_message message;      /* on its way to another reactor */
     uint16_t listener;
-    uint8_t state; /* enum sconn_state */
-    bool readable; /* the socket may have something */
-    bool driving;  /* sconn_drive is at work on it */
-    bool io_other; /* TLS waits for the other direction than what was tried */
-    bool deaf;     /* the peer has closed its side */
-    bool extra;    /* over the limit: counted in reactor.lingerers */
+    uint8_t state;    /* enum sconn_state */
+    bool readable;    /* the socket may have something */
+    bool driving;     /* sconn_drive is at work on it */
+    bool io_other;    /* TLS waits for the other direction than what was tried */
+    bool read_closed; /* the peer has closed its side */
+    bool extra;       /* over the limit: counted in reactor.lingerers */
 };
 
 enum body_mode { BODY_UNWANTED, BODY_STREAM, BODY_INTO };
@@ -157,9 +157,9 @@ struct http_server {
     _Atomic uint64_t conns;
     struct bytes_out overload; /* the 503 that needs no memory */
     pthread_mutex_t stop_lock;
-    pthread_cond_t stop_cond;      /* links became 0, or a reactor obeyed */
-    unsigned obeyed[STOP_END + 1]; /* reactors, by level; under stop_lock */
-    _Atomic bool stopping;         /* http_server_stop was called */
+    pthread_cond_t stop_cond;          /* links became 0, or a reactor stop_acked */
+    unsigned stop_acked[STOP_END + 1]; /* reactors, by level; under stop_lock */
+    _Atomic bool stopping;             /* http_server_stop was called */
 };
 
 static inline void bump(_Atomic uint64_t *counter, uint64_t n)
@@ -221,7 +221,7 @@ int output_send(struct http_server_conn *conn, size_t *ret_moved);
 bool output_add(struct exchange *ex, const struct http_piece *piece, bool framing);
 
 /* answer.c */
-void answer_refusal(struct http_server *server, struct exchange *ex, unsigned status, const char *message);
+void respond_refusal(struct http_server *server, struct exchange *ex, unsigned status, const char *message);
 void put_status(struct bytes_out *out, unsigned status, const char *date, const char *server_name);
 
 /* tls.c */

@@ -40,7 +40,7 @@ static void job_put(struct job *job)
 
 static void reply(struct http_request *req, unsigned status, const char *text)
 {
-    http_put_header(http_answer(req, status), "Content-Type", "text/plain");
+    http_put_header(http_respond(req, status), "Content-Type", "text/plain");
     http_send_copy(req, text, strlen(text));
 }
 
@@ -108,7 +108,7 @@ static void on_data(struct http_request *req, const void *data, size_t len, bool
     job->len += len;
     atomic_fetch_add(&job->rig->streamed, len);
     if (last)
-        http_send_copy((http_answer(req, 200), req), job->text, job->len);
+        http_send_copy((http_respond(req, 200), req), job->text, job->len);
 }
 
 static void slow_full(struct http_request *req, size_t got, bool last)
@@ -131,7 +131,7 @@ static void on_full(struct http_request *req, size_t got, bool last)
     assert(last || got == job->size);
     job->len += got;
     if (last) {
-        http_send_copy((http_answer(req, 200), req), job->text, job->len);
+        http_send_copy((http_respond(req, 200), req), job->text, job->len);
         return;
     }
     job->text = realloc(job->text, job->len + job->size);
@@ -189,7 +189,7 @@ static void give_mixed(struct job *job, struct http_request *req)
         job->pieces[n++] = (struct http_piece){.data = "-tail", .bytes = 5};
         total += 20;
     }
-    http_answer(req, 200);
+    http_respond(req, 200);
     http_send(req, total, job->pieces, n, true);
 }
 
@@ -205,14 +205,14 @@ static void give_flow(struct job *job, struct http_request *req)
         return;
     }
     memset(job->text, 'f', 10000);
-    http_answer(req, 200);
+    http_respond(req, 200);
     http_send(req, job->unknown ? HTTP_BODY_UNKNOWN : job->instalments * 10000ull, NULL, 0, false);
 }
 
 static void give_file(struct job *job, struct http_request *req)
 {
     struct http_piece p = {.fd = job->rig->file, .bytes = job->rig->file_bytes};
-    http_answer(req, 200);
+    http_respond(req, 200);
     http_send(req, p.bytes, &p, 1, true);
 }
 
@@ -225,7 +225,7 @@ static void give_text(struct job *job, struct http_request *req)
         return;
     }
     memset(job->text, 't', n);
-    http_answer(req, 200);
+    http_respond(req, 200);
     http_send_copy(req, job->text, n);
 }
 

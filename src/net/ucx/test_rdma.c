@@ -202,7 +202,7 @@ static void test_a_rail_that_answers_late(void **state)
     assert_int_equal(connect_frozen("50"), 0);
 }
 
-static void test_turned_away(void **state)
+static void test_over_limit(void **state)
 {
     NEEDS_UCX();
     struct net_ctx *ctx;
@@ -415,7 +415,7 @@ int main(void)
         cmocka_unit_test(test_freezes),
         cmocka_unit_test(test_late_put),
         cmocka_unit_test(test_a_rail_that_answers_late),
-        cmocka_unit_test(test_turned_away),
+        cmocka_unit_test(test_over_limit),
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_subnets),
         cmocka_unit_test(test_kept_keys_are_small),

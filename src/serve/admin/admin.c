@@ -124,7 +124,7 @@ static const char *const secure[][2] = {{"Cache-Control", "no-store"},
 
 static struct bytes_out *begin(struct http_request *req, unsigned status, const char *type)
 {
-    struct bytes_out *head = http_answer(req, status);
+    struct bytes_out *head = http_respond(req, status);
     http_put_header(head, "Content-Type", type);
     for (unsigned i = 0; i < ARRAY_LEN(secure); i++)
         http_put_header(head, secure[i][0], secure[i][1]);
@@ -231,7 +231,7 @@ static void done(struct http_work *work, struct http_request *req)
         send_error(req, work->cancelled ? 503 : v->status,
                    v->err.message[0] ? v->err.message : "out of memory", NULL, NULL);
     } else if (req && v->status == 204) {
-        http_answer(req, 204);
+        http_respond(req, 204);
         http_send_head(req, HTTP_BODY_UNKNOWN);
     } else if (req) {
         begin(req, v->status, v->type);

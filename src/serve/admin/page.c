@@ -47,7 +47,7 @@ int page_policy(char *out, size_t cap)
 void page_answer(struct admin *admin, struct http_request *req)
 {
     struct http_piece piece = {.data = admin_page_html, .bytes = admin_page_html_len};
-    struct bytes_out *head = http_answer(req, 200);
+    struct bytes_out *head = http_respond(req, 200);
     http_put_header(head, "Content-Type", "text/html; charset=utf-8");
     http_put_header(head, "Content-Security-Policy", admin->policy);
     http_put_header(head, "Cache-Control", "no-cache");

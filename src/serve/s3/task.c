@@ -275,7 +275,7 @@ static struct http_text resource_of(const struct http_request *req)
 
 struct bytes_out *service_answer(struct http_request *req, unsigned status, const char id[VISIT_ID_TEXT])
 {
-    struct bytes_out *headers = http_answer(req, status);
+    struct bytes_out *headers = http_respond(req, status);
     http_put_header(headers, "x-amz-request-id", id);
     /* An object that is a page must not act as one of ours: what it may ask here, unsigned, another may not (0127). */
     http_put_header(headers, "Content-Security-Policy", "sandbox");
