@@ -19,14 +19,14 @@
 
 #define BODY_MAX (64 * KIB)
 
-static int health(struct admin_visit *v)
+static int health(struct admin_task *v)
 {
     v->type = "text/plain; charset=utf-8";
     http_put(&v->text, "ok\n");
     return 0;
 }
 
-static int openapi(struct admin_visit *v)
+static int openapi(struct admin_task *v)
 {
     v->type = "application/json";
     bytes_put(&v->text, admin_openapi_json, admin_openapi_json_len);
@@ -70,7 +70,7 @@ json_t *admin_text(const char *s)
     return shown ? json_string(shown) : NULL;
 }
 
-int admin_none(struct admin_visit *v, const char *what)
+int admin_none(struct admin_task *v, const char *what)
 {
     return error_set(&v->err, LEAT_NOT_FOUND, "this server has no %s", what);
 }
@@ -185,7 +185,7 @@ static unsigned status_of(int code)
     }
 }
 
-static void visit_put(struct admin_visit *v)
+static void visit_put(struct admin_task *v)
 {
     if (v->req || v->working)
         return;
@@ -198,14 +198,14 @@ static void visit_put(struct admin_visit *v)
 
 static void on_over(struct http_request *req, int rc)
 {
-    struct admin_visit *v = req->user;
+    struct admin_task *v = req->user;
     v->req = NULL;
     visit_put(v);
 }
 
 static void run(struct http_work *work)
 {
-    struct admin_visit *v = container_of(work, struct admin_visit, work);
+    struct admin_task *v = container_of(work, struct admin_task, work);
     int rc = v->route->run(v);
     if (rc == 0 && v->out) {
         AUTO_FREE char *text = json_whole(v->out);
@@ -225,7 +225,7 @@ static void run(struct http_work *work)
 
 static void done(struct http_work *work, struct http_request *req)
 {
-    struct admin_visit *v = container_of(work, struct admin_visit, work);
+    struct admin_task *v = container_of(work, struct admin_task, work);
     v->working = false;
     if (req && (v->err.code || work->cancelled)) {
         send_error(req, work->cancelled ? 503 : v->status,
@@ -240,7 +240,7 @@ static void done(struct http_work *work, struct http_request *req)
     visit_put(v);
 }
 
-static void go(struct admin_visit *v)
+static void go(struct admin_task *v)
 {
     struct http_request *req = v->req;
     v->work = (struct http_work){.run = run, .done = done};
@@ -255,7 +255,7 @@ static void go(struct admin_visit *v)
 
 static void on_data(struct http_request *req, const void *data, size_t len, bool last)
 {
-    struct admin_visit *v = req->user;
+    struct admin_task *v = req->user;
     json_error_t why;
     if (v->body.len + len > BODY_MAX) {
         send_error(req, 413, "a body of at most 64 KiB is read", NULL, NULL);
@@ -371,7 +371,7 @@ void admin_request(struct admin *admin, struct http_request *req)
         send_error(req, 415, "Content-Type: application/json is wanted", NULL, NULL);
         return;
     }
-    struct admin_visit *v = calloc(1, sizeof(*v));
+    struct admin_task *v = calloc(1, sizeof(*v));
     if (!v) {
         send_error(req, 503, "out of memory", "Retry-After", "2");
         return;

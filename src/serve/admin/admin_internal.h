@@ -17,7 +17,7 @@ struct admin {
 #define NAME_MAX_BYTES 1024u
 
 /* One request of /v1, or of /metrics and /readyz: its answer is made by a worker. */
-struct admin_visit {
+struct admin_task {
     struct admin *admin;
     struct http_request *req; /* NULL: over */
     struct http_work work;
@@ -41,39 +41,39 @@ struct admin_visit {
 struct admin_route {
     const char *method, *path;
     /* On a worker. 0: v->status (200 unless set) and v->out or v->text; else an error with a message. */
-    int (*run)(struct admin_visit *v);
+    int (*run)(struct admin_task *v);
     bool changes; /* more than looking */
     bool wants_body;
     bool hidden; /* not of /v1 */
 };
 
 /* v1_status.c */
-int v1_status(struct admin_visit *v);
-int v1_ready(struct admin_visit *v);
+int v1_status(struct admin_task *v);
+int v1_ready(struct admin_task *v);
 /* v1_buckets.c */
-int v1_buckets(struct admin_visit *v);
-int v1_bucket(struct admin_visit *v);
-int v1_bucket_put(struct admin_visit *v);
-int v1_bucket_delete(struct admin_visit *v);
+int v1_buckets(struct admin_task *v);
+int v1_bucket(struct admin_task *v);
+int v1_bucket_put(struct admin_task *v);
+int v1_bucket_delete(struct admin_task *v);
 /* v1_jobs.c */
-int v1_jobs(struct admin_visit *v);
-int v1_job(struct admin_visit *v);
-int v1_job_start(struct admin_visit *v);
-int v1_job_cancel(struct admin_visit *v);
+int v1_jobs(struct admin_task *v);
+int v1_job(struct admin_task *v);
+int v1_job_start(struct admin_task *v);
+int v1_job_cancel(struct admin_task *v);
 /* The jobs as an array; NULL: no memory. */
 json_t *jobs_array(const struct admin_tier *tier);
 /* v1_scrub.c */
-int v1_scrub(struct admin_visit *v);
-int v1_scrub_start(struct admin_visit *v);
-int v1_scrub_stop(struct admin_visit *v);
+int v1_scrub(struct admin_task *v);
+int v1_scrub_start(struct admin_task *v);
+int v1_scrub_stop(struct admin_task *v);
 /* Of one path; NULL: no memory. */
 json_t *scrub_json(const struct store_scrub_status *s);
 /* v1_sets.c */
-int v1_sets(struct admin_visit *v);
-int v1_set(struct admin_visit *v);
-int v1_set_drop(struct admin_visit *v);
+int v1_sets(struct admin_task *v);
+int v1_set(struct admin_task *v);
+int v1_set_drop(struct admin_task *v);
 /* metrics.c */
-int metrics_all(struct admin_visit *v);
+int metrics_all(struct admin_task *v);
 /* Prometheus's text 0.0.4 as OpenMetrics 1.0: families of counters lose their "_total", "# EOF" ends it. */
 void metrics_to_openmetrics(const char *text, size_t len, struct bytes_out *out);
 
@@ -86,7 +86,7 @@ extern const unsigned char admin_page_html[], admin_openapi_json[];
 extern const size_t admin_page_html_len, admin_openapi_json_len;
 
 /* "not here" of a server without store, tier or pool. */
-int admin_none(struct admin_visit *v, const char *what);
+int admin_none(struct admin_task *v, const char *what);
 /* Bytes of a name as JSON can have them: what is no UTF-8 is escaped. */
 json_t *admin_text(const char *s);
 

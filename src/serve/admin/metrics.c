@@ -277,7 +277,7 @@ void metrics_to_openmetrics(const char *text, size_t len, struct bytes_out *out)
     http_put(out, "# EOF\n");
 }
 
-int metrics_all(struct admin_visit *v)
+int metrics_all(struct admin_task *v)
 {
     struct admin_config *c = &v->admin->config;
     struct http_server *server = atomic_load(&v->admin->server);

@@ -34,7 +34,7 @@ static int add_bucket(void *user, const struct store_bucket *b)
     return json_array_append_new(user, bucket_json(b)) < 0 ? -ENOMEM : 0;
 }
 
-int v1_buckets(struct admin_visit *v)
+int v1_buckets(struct admin_task *v)
 {
     if (!v->admin->config.objects)
         return admin_none(v, "store");
@@ -43,7 +43,7 @@ int v1_buckets(struct admin_visit *v)
     return v->out ? store_bucket_list(objects_store(v->admin->config.objects), add_bucket, buckets) : -ENOMEM;
 }
 
-static int look(struct admin_visit *v)
+static int look(struct admin_task *v)
 {
     struct store_bucket b;
     struct admin_config *c = &v->admin->config;
@@ -62,12 +62,12 @@ static int look(struct admin_visit *v)
     return 0;
 }
 
-int v1_bucket(struct admin_visit *v)
+int v1_bucket(struct admin_task *v)
 {
     return v->admin->config.objects ? look(v) : admin_none(v, "store");
 }
 
-static int check_fields(struct admin_visit *v)
+static int check_fields(struct admin_task *v)
 {
     const char *key;
     json_t *value;
@@ -88,7 +88,7 @@ static int check_fields(struct admin_visit *v)
 }
 
 /* The owner of one that is there already: the other properties stay. */
-static int set_owner(struct admin_visit *v, const char *owner)
+static int set_owner(struct admin_task *v, const char *owner)
 {
     struct store *store = objects_store(v->admin->config.objects);
     struct store_bucket b;
@@ -105,7 +105,7 @@ static int set_owner(struct admin_visit *v, const char *owner)
     return rc;
 }
 
-static int set_remote(struct admin_visit *v, json_t *remote)
+static int set_remote(struct admin_task *v, json_t *remote)
 {
     const struct admin_tier *tier = v->admin->config.tier;
     if (!tier)
@@ -118,7 +118,7 @@ static int set_remote(struct admin_visit *v, json_t *remote)
 }
 
 /* Makes it, or changes what was named of one that is there. */
-int v1_bucket_put(struct admin_visit *v)
+int v1_bucket_put(struct admin_task *v)
 {
     struct objects *objects = v->admin->config.objects;
     if (!objects)
@@ -145,7 +145,7 @@ int v1_bucket_put(struct admin_visit *v)
     return look(v);
 }
 
-int v1_bucket_delete(struct admin_visit *v)
+int v1_bucket_delete(struct admin_task *v)
 {
     struct admin_config *c = &v->admin->config;
     if (!c->objects)

@@ -42,7 +42,7 @@ json_t *jobs_array(const struct admin_tier *tier)
     return jobs;
 }
 
-int v1_jobs(struct admin_visit *v)
+int v1_jobs(struct admin_task *v)
 {
     const struct admin_tier *tier = v->admin->config.tier;
     json_t *jobs = tier ? jobs_array(tier) : json_array();
@@ -50,7 +50,7 @@ int v1_jobs(struct admin_visit *v)
     return v->out ? 0 : -ENOMEM;
 }
 
-static int parse_id(struct admin_visit *v, uint64_t *ret_id)
+static int parse_id(struct admin_task *v, uint64_t *ret_id)
 {
     if (!v->admin->config.tier)
         return admin_none(v, "cold tier");
@@ -59,7 +59,7 @@ static int parse_id(struct admin_visit *v, uint64_t *ret_id)
     return 0;
 }
 
-static int show(struct admin_visit *v, uint64_t id)
+static int show(struct admin_task *v, uint64_t id)
 {
     const struct admin_tier *tier = v->admin->config.tier;
     AUTO_FREE struct tier_job_info *info = malloc(sizeof(*info));
@@ -72,14 +72,14 @@ static int show(struct admin_visit *v, uint64_t id)
     return v->out ? 0 : -ENOMEM;
 }
 
-int v1_job(struct admin_visit *v)
+int v1_job(struct admin_task *v)
 {
     uint64_t id;
     int rc = parse_id(v, &id);
     return rc < 0 ? rc : show(v, id);
 }
 
-int v1_job_cancel(struct admin_visit *v)
+int v1_job_cancel(struct admin_task *v)
 {
     const struct admin_tier *tier = v->admin->config.tier;
     uint64_t id;
@@ -91,7 +91,7 @@ int v1_job_cancel(struct admin_visit *v)
     return rc < 0 ? rc : show(v, id);
 }
 
-static int kind_of(struct admin_visit *v, enum tier_job_kind *ret_kind)
+static int kind_of(struct admin_task *v, enum tier_job_kind *ret_kind)
 {
     const char *kind = json_string_value(json_object_get(v->in, "kind"));
     for (unsigned i = 0; kind && i < ARRAY_LEN(kinds); i++) {
@@ -104,7 +104,7 @@ static int kind_of(struct admin_visit *v, enum tier_job_kind *ret_kind)
 }
 
 /* The keys stay v->in's; *ret_keys is the caller's to free. */
-static int keys_of(struct admin_visit *v, const char ***ret_keys, unsigned *ret_n)
+static int keys_of(struct admin_task *v, const char ***ret_keys, unsigned *ret_n)
 {
     json_t *keys = json_object_get(v->in, "keys");
     if (!keys)
@@ -128,7 +128,7 @@ static int keys_of(struct admin_visit *v, const char ***ret_keys, unsigned *ret_
     return 0;
 }
 
-static int check_fields(struct admin_visit *v)
+static int check_fields(struct admin_task *v)
 {
     static const char *const known[] = {"kind", "bucket", "prefix", "keys", "update"};
     const char *key;
@@ -150,7 +150,7 @@ static int check_fields(struct admin_visit *v)
     return 0;
 }
 
-int v1_job_start(struct admin_visit *v)
+int v1_job_start(struct admin_task *v)
 {
     const struct admin_tier *tier = v->admin->config.tier;
     if (!tier)

@@ -37,7 +37,7 @@ static int add_damage(void *user, const struct store_damage *d)
     return json_array_append_new(user, json) < 0 ? -ENOMEM : 0;
 }
 
-static int show(struct admin_visit *v, struct store *store)
+static int show(struct admin_task *v, struct store *store)
 {
     AUTO_FREE struct store_status *s = malloc(sizeof(*s));
     if (!s)
@@ -52,7 +52,7 @@ static int show(struct admin_visit *v, struct store *store)
     return rc < 0 || !v->out ? -ENOMEM : 0;
 }
 
-static struct store *store_of(struct admin_visit *v)
+static struct store *store_of(struct admin_task *v)
 {
     if (v->admin->config.objects)
         return objects_store(v->admin->config.objects);
@@ -60,13 +60,13 @@ static struct store *store_of(struct admin_visit *v)
     return NULL;
 }
 
-int v1_scrub(struct admin_visit *v)
+int v1_scrub(struct admin_task *v)
 {
     struct store *store = store_of(v);
     return store ? show(v, store) : LEAT_NOT_FOUND;
 }
 
-int v1_scrub_start(struct admin_visit *v)
+int v1_scrub_start(struct admin_task *v)
 {
     struct store *store = store_of(v);
     if (!store)
@@ -78,7 +78,7 @@ int v1_scrub_start(struct admin_visit *v)
     return show(v, store);
 }
 
-int v1_scrub_stop(struct admin_visit *v)
+int v1_scrub_stop(struct admin_task *v)
 {
     struct store *store = store_of(v);
     if (!store)

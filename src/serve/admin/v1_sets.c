@@ -2,7 +2,7 @@
 /* v1_sets.c: working sets of the pool: what `leat ls`, `leat stat` and `leat drop` do. */
 #include "serve/admin/admin_internal.h"
 
-static int ask(struct admin_visit *v, enum leat_query query, const char *arg, json_t **ret_json)
+static int ask(struct admin_task *v, enum leat_query query, const char *arg, json_t **ret_json)
 {
     const struct admin_pool *pool = v->admin->config.pool;
     AUTO_FREE char *text = NULL;
@@ -15,7 +15,7 @@ static int ask(struct admin_visit *v, enum leat_query query, const char *arg, js
     return *ret_json ? 0 : -ENOMEM;
 }
 
-int v1_sets(struct admin_visit *v)
+int v1_sets(struct admin_task *v)
 {
     json_t *sets = NULL;
     if (!v->admin->config.pool) {
@@ -29,12 +29,12 @@ int v1_sets(struct admin_visit *v)
     return v->out ? 0 : -ENOMEM;
 }
 
-int v1_set(struct admin_visit *v)
+int v1_set(struct admin_task *v)
 {
     return ask(v, LEAT_QUERY_STAT, v->name, &v->out);
 }
 
-int v1_set_drop(struct admin_visit *v)
+int v1_set_drop(struct admin_task *v)
 {
     const struct admin_pool *pool = v->admin->config.pool;
     if (!pool)

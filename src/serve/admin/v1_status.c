@@ -77,7 +77,7 @@ static json_t *tier_json(struct admin *admin)
 }
 
 /* As `leat status` has it; an error of the pool's is a field, so that the rest is still told. */
-static json_t *pool_json(struct admin_visit *v)
+static json_t *pool_json(struct admin_task *v)
 {
     const struct admin_pool *pool = v->admin->config.pool;
     AUTO_FREE char *text = NULL;
@@ -89,7 +89,7 @@ static json_t *pool_json(struct admin_visit *v)
     return json_loads(text, 0, NULL);
 }
 
-int v1_status(struct admin_visit *v)
+int v1_status(struct admin_task *v)
 {
     struct admin *admin = v->admin;
     json_t *jobs = admin->config.tier ? jobs_array(admin->config.tier) : json_array();
@@ -102,7 +102,7 @@ int v1_status(struct admin_visit *v)
 }
 
 /* It can serve: it does not end, a disk at least works, the buckets are known, and the pool answers. */
-int v1_ready(struct admin_visit *v)
+int v1_ready(struct admin_task *v)
 {
     struct admin *admin = v->admin;
     v->type = "text/plain; charset=utf-8";

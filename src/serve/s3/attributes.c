@@ -51,20 +51,20 @@ static unsigned attributes_of(const struct http_request *req)
 }
 
 /* A number in a header, at most `max`, which it is where it is not given. */
-static unsigned number_of(struct visit *v, const char *name, unsigned without, unsigned max)
+static unsigned number_of(struct s3_task *v, const char *name, unsigned without, unsigned max)
 {
     uint64_t n = without;
-    struct http_text t = visit_header(v, name);
+    struct http_text t = s3_task_header(v, name);
     if (t.data && !http_text_u64(t, &n)) {
         char message[80];
         snprintf(message, sizeof(message), "%s: not an integer or within integer range", name);
-        visit_fail(v, S3_INVALID_ARGUMENT, message);
+        s3_task_fail(v, S3_INVALID_ARGUMENT, message);
     }
     return (unsigned)MIN(n, (uint64_t)max);
 }
 
 /* A page of the object's parts. */
-static int find_parts(const struct visit *v, const void *meta, size_t len, struct s3_attributes *a)
+static int find_parts(const struct s3_task *v, const void *meta, size_t len, struct s3_attributes *a)
 {
     struct object_part part;
     const char *whole;
@@ -90,7 +90,7 @@ static int find_parts(const struct visit *v, const void *meta, size_t len, struc
     return 0;
 }
 
-static void look(struct visit *v)
+static void look(struct s3_task *v)
 {
     struct leat_error err = {0};
     int rc = objects_open(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, true, &v->obj,
@@ -98,7 +98,7 @@ static void look(struct visit *v)
     if (rc == 0 && v->read)
         rc = tier_read_wait(v->read, 0, 0, &err);
     if (rc < 0) {
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
         return;
     }
     v->info = v->obj ? v->obj->info : v->read->info;
@@ -118,28 +118,28 @@ static void look(struct visit *v)
     if (rc == 0)
         s3_attributes_put(&v->out, &a);
     else
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     free((void *)a.parts);
 }
 
-static void answer(struct visit *v)
+static void answer(struct s3_task *v)
 {
     char date[HTTP_DATE_BYTES];
     http_date_format((time_t)(v->info.mtime_ns / 1000000000), date);
-    visit_send_xml_dated(v, date);
+    s3_task_send_xml_dated(v, date);
 }
 
-void op_attributes(struct visit *v)
+void op_attributes(struct s3_task *v)
 {
     v->attributes = attributes_of(v->req);
     if (!v->attributes)
-        visit_fail(
+        s3_task_fail(
             v, S3_INVALID_ARGUMENT,
             "x-amz-object-attributes: one or more of ETag, Checksum, ObjectParts, StorageClass, ObjectSize");
     v->parts_after = number_of(v, "x-amz-part-number-marker", 0, STORE_PARTS_MAX);
     v->parts_max = number_of(v, "x-amz-max-parts", S3_LIST_MAX, S3_LIST_MAX);
     if (v->code == S3_OK)
-        visit_work_afar(v, HTTP_PRIORITY_SHORT, look, answer);
+        s3_task_run_remote(v, HTTP_PRIORITY_SHORT, look, answer);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }

@@ -56,7 +56,7 @@ void bundling_free(struct bundling *b)
     free(b);
 }
 
-static struct bundling *bundling_new(struct visit *v)
+static struct bundling *bundling_new(struct s3_task *v)
 {
     struct bundling *b = calloc(1, sizeof(*b));
     if (b)
@@ -65,8 +65,8 @@ static struct bundling *bundling_new(struct visit *v)
     return b;
 }
 
-/* False: there is no room for it now; the visit has failed. */
-static bool charge(struct visit *v, uint64_t bytes, unsigned pins)
+/* False: there is no room for it now; the task has failed. */
+static bool charge(struct s3_task *v, uint64_t bytes, unsigned pins)
 {
     struct bundling *b = v->bundling;
     bool room = budget_reserve(v->service->budget, bytes) == 0;
@@ -74,7 +74,7 @@ static bool charge(struct visit *v, uint64_t bytes, unsigned pins)
         b->charged += bytes;
     b->pinned += pins;
     if (atomic_fetch_add(&v->service->pinned, pins) + pins > PINNED_MAX || !room) {
-        visit_fail(v, S3_SLOW_DOWN, NULL);
+        s3_task_fail(v, S3_SLOW_DOWN, NULL);
         return false;
     }
     return true;
@@ -82,31 +82,31 @@ static bool charge(struct visit *v, uint64_t bytes, unsigned pins)
 
 /* --- sending ------------------------------------------------------------------------------------------------------------- */
 
-static void step(struct visit *v)
+static void step(struct s3_task *v)
 {
     struct leat_error err = {0};
     struct bundling *b = v->bundling;
     int rc = bundle_step(b->bundle, &b->pieces, &b->npieces, &b->last, &err);
     if (rc == LEAT_INVALID && !v->answered) {
-        visit_fail(v, S3_INVALID_REQUEST, err.message);
+        s3_task_fail(v, S3_INVALID_REQUEST, err.message);
     } else if (rc < 0) {
         log_warning_limited("s3: %s of %s: %s", s3_op_name(v->call.op), v->call.bucket, err.message);
-        visit_fail(v, S3_INTERNAL, NULL);
+        s3_task_fail(v, S3_INTERNAL, NULL);
     }
 }
 
-static void stepped(struct visit *v)
+static void stepped(struct s3_task *v)
 {
     struct bundling *b = v->bundling;
     http_send_more(v->req, b->pieces, b->npieces, b->last);
 }
 
-void bundling_more(struct visit *v)
+void bundling_more(struct s3_task *v)
 {
-    visit_work(v, HTTP_PRIORITY_SHORT, step, stepped);
+    s3_task_run(v, HTTP_PRIORITY_SHORT, step, stepped);
 }
 
-static void send_first(struct visit *v)
+static void send_first(struct s3_task *v)
 {
     struct bundling *b = v->bundling;
     http_send(v->req, bundle_bytes(b->bundle), b->pieces, b->npieces, b->last);
@@ -149,19 +149,19 @@ static int find_member(struct s3_service *service, const char *bucket, const cha
     return members_find(service->members, &archive, path, ret, err);
 }
 
-static void open_member(struct visit *v)
+static void open_member(struct s3_task *v)
 {
     struct bundling *b = v->bundling;
     struct leat_error err = {0};
     int rc = objects_get(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, &v->obj, &err);
     if (rc < 0) {
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
         return;
     }
     rc = find_member(v->service, v->call.bucket, v->call.key, v->call.key_len, v->obj, b->path, &b->member,
                      &err);
     if (rc < 0)
-        visit_fail(v, code_of_members(rc), err.message);
+        s3_task_fail(v, code_of_members(rc), err.message);
     else /* as another payload than the archive's, it has another tag */
         snprintf(b->etag, sizeof(b->etag), "%.90s-%016llx", v->obj->info.etag,
                  (unsigned long long)XXH3_64bits(b->path, strlen(b->path)));
@@ -171,7 +171,7 @@ static void open_member(struct visit *v)
  * What the first instalment does not hold is compared with its CRC before the head is sent, so that damage is an error with a reason, and
  * a range is one of right bytes. Larger members would keep the client waiting: their body breaks off before its end.
  */
-static bool checked_first(struct visit *v)
+static bool checked_first(struct s3_task *v)
 {
     struct bundling *b = v->bundling;
     struct leat_error err = {0};
@@ -180,14 +180,14 @@ static bool checked_first(struct visit *v)
         return true;
     int rc = bundle_check(objects_store(v->service->objects), v->obj, &b->member, &err);
     if (rc == LEAT_INVALID)
-        visit_fail(v, S3_INVALID_REQUEST, err.message);
+        s3_task_fail(v, S3_INVALID_REQUEST, err.message);
     else if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     b->member.has_crc = false; /* it holds: a stored one may leave from the file */
     return rc == 0;
 }
 
-static void make_member(struct visit *v)
+static void make_member(struct s3_task *v)
 {
     struct bundling *b = v->bundling;
     if (!checked_first(v))
@@ -204,21 +204,21 @@ static void make_member(struct visit *v)
     if (!b->bundle) {
         store_obj_unref(part.obj);
         if (rc < 0)
-            visit_fail(v, S3_SLOW_DOWN, NULL);
+            s3_task_fail(v, S3_SLOW_DOWN, NULL);
         return;
     }
     rc = bundle_add(b->bundle, &part, &err);
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     else
         step(v);
 }
 
-static void put_member_head(struct visit *v, unsigned status)
+static void put_member_head(struct s3_task *v, unsigned status)
 {
     struct bundling *b = v->bundling;
     char text[80];
-    struct bytes_out *headers = visit_answer(v, status);
+    struct bytes_out *headers = s3_task_answer(v, status);
     etag_header(headers, b->etag);
     http_date_format((time_t)(v->obj->info.mtime_ns / 1000000000), text);
     http_put_header(headers, "Last-Modified", text);
@@ -233,22 +233,22 @@ static void put_member_head(struct visit *v, unsigned status)
     }
 }
 
-static void send_member(struct visit *v)
+static void send_member(struct s3_task *v)
 {
     put_member_head(v, v->bundling->ranged ? 206 : 200);
     send_first(v);
 }
 
 /* The reactor's thread: what the request's head wants of it. */
-static void weigh_member(struct visit *v)
+static void weigh_member(struct s3_task *v)
 {
     struct bundling *b = v->bundling;
     int64_t modified = v->obj->info.mtime_ns / 1000000000;
-    struct http_conditions conditions = {.if_match = visit_header(v, "if-match"),
-                                         .if_none_match = visit_header(v, "if-none-match"),
-                                         .if_modified_since = visit_header(v, "if-modified-since"),
-                                         .if_unmodified_since = visit_header(v, "if-unmodified-since")};
-    struct http_text range = visit_header(v, "range"), if_range = visit_header(v, "if-range");
+    struct http_conditions conditions = {.if_match = s3_task_header(v, "if-match"),
+                                         .if_none_match = s3_task_header(v, "if-none-match"),
+                                         .if_modified_since = s3_task_header(v, "if-modified-since"),
+                                         .if_unmodified_since = s3_task_header(v, "if-unmodified-since")};
+    struct http_text range = s3_task_header(v, "range"), if_range = s3_task_header(v, "if-range");
     unsigned status = http_conditions_check(&conditions, b->etag, modified, true);
     uint64_t last;
     if (status == 304) {
@@ -257,7 +257,7 @@ static void weigh_member(struct visit *v)
         return;
     }
     if (status)
-        visit_fail(v, S3_PRECONDITION_FAILED, NULL);
+        s3_task_fail(v, S3_PRECONDITION_FAILED, NULL);
     if (if_range.data && !http_range_holds(if_range, b->etag, modified))
         range.data = NULL;
     b->count = b->member.bytes;
@@ -273,31 +273,31 @@ static void weigh_member(struct visit *v)
         b->count = last - b->first + 1;
     }
     if (v->code != S3_OK) {
-        visit_refuse(v);
+        s3_task_refuse(v);
     } else if (v->req->is_head) {
         put_member_head(v, b->ranged ? 206 : 200);
         http_send_head(v->req, b->count);
     } else {
-        visit_work(v, HTTP_PRIORITY_SHORT, make_member, send_member);
+        s3_task_run(v, HTTP_PRIORITY_SHORT, make_member, send_member);
     }
 }
 
-void op_member(struct visit *v)
+void op_member(struct s3_task *v)
 {
     size_t len;
     const char *path = s3_call_param(&v->call, "archpath", &len);
     struct bundling *b = bundling_new(v);
     if (!b)
-        visit_fail(v, S3_SLOW_DOWN, NULL);
+        s3_task_fail(v, S3_SLOW_DOWN, NULL);
     else if (len == 0 || len > BATCH_MEMBER_MAX)
-        visit_fail(v, S3_INVALID_ARGUMENT,
-                   "archpath is the name of a member of the archive, of at most 2,048 bytes.");
+        s3_task_fail(v, S3_INVALID_ARGUMENT,
+                     "archpath is the name of a member of the archive, of at most 2,048 bytes.");
     if (v->code != S3_OK) {
-        visit_refuse(v);
+        s3_task_refuse(v);
         return;
     }
     memcpy(b->path, path, len + 1);
-    visit_work_afar(v, HTTP_PRIORITY_LONG, open_member, weigh_member);
+    s3_task_run_remote(v, HTTP_PRIORITY_LONG, open_member, weigh_member);
 }
 
 /* --- a batch ------------------------------------------------------------------------------------------------------------- */
@@ -321,7 +321,7 @@ static bool not_now(enum s3_code code)
 }
 
 /* Opens what an entry is of. S3_OK, or why it is missing. */
-static enum s3_code open_entry(struct visit *v, const struct batch_entry *e, struct bundle_part *part,
+static enum s3_code open_entry(struct s3_task *v, const struct batch_entry *e, struct bundle_part *part,
                                struct member *member, struct leat_error *err)
 {
     size_t key_len = strlen(e->key);
@@ -329,7 +329,7 @@ static enum s3_code open_entry(struct visit *v, const struct batch_entry *e, str
     if (rc < 0) {
         enum s3_code code = code_of_store(rc);
         if (not_now(code))
-            visit_fail_store(v, rc, err);
+            s3_task_fail_store(v, rc, err);
         err->message[0] = 0; /* of our disks, and nobody else's business */
         return code;
     }
@@ -346,7 +346,7 @@ static enum s3_code open_entry(struct visit *v, const struct batch_entry *e, str
     return batch_entry_part(e, bytes, &part->first, &part->count) ? S3_OK : S3_INVALID_RANGE;
 }
 
-static void add_entry(struct visit *v, const struct batch_entry *e)
+static void add_entry(struct s3_task *v, const struct batch_entry *e)
 {
     struct bundling *b = v->bundling;
     struct bundle_part part = {.path = e->key, .opaque = e->opaque};
@@ -355,7 +355,7 @@ static void add_entry(struct visit *v, const struct batch_entry *e)
     enum s3_code code = open_entry(v, e, &part, &member, &err);
     if (not_now(code)) {
         store_obj_unref(part.obj);
-        visit_fail(v, code, NULL);
+        s3_task_fail(v, code, NULL);
         return;
     }
     if (code != S3_OK) {
@@ -365,7 +365,7 @@ static void add_entry(struct visit *v, const struct batch_entry *e)
         part.suffix = e->member;
         part.text = missing_text(e, code, err.message);
         if (!part.text) {
-            visit_fail(v, S3_SLOW_DOWN, NULL);
+            s3_task_fail(v, S3_SLOW_DOWN, NULL);
             return;
         }
         part.first = 0;
@@ -374,17 +374,17 @@ static void add_entry(struct visit *v, const struct batch_entry *e)
     }
     int rc = bundle_add(b->bundle, &part, &err);
     if (rc < 0)
-        visit_fail(v, S3_INVALID_ARGUMENT, err.message);
+        s3_task_fail(v, S3_INVALID_ARGUMENT, err.message);
 }
 
-static void plan(struct visit *v)
+static void plan(struct s3_task *v)
 {
     struct bundling *b = v->bundling;
     struct leat_error err = {0};
     int rc =
         batch_request_parse((const char *)v->body.document.data, v->body.document.len, &b->request, &err);
     if (rc < 0) {
-        visit_fail(v, rc == -ENOMEM ? S3_SLOW_DOWN : S3_INVALID_REQUEST, err.message);
+        s3_task_fail(v, rc == -ENOMEM ? S3_SLOW_DOWN : S3_INVALID_REQUEST, err.message);
         return;
     }
     /* Missing ones take what they were asked in, once more, and a sentence. */
@@ -393,28 +393,28 @@ static void plan(struct visit *v)
     if (!charge(v, bytes, b->request.n))
         return;
     if (bundle_new(objects_store(v->service->objects), true, b->request.n, &b->bundle) < 0)
-        visit_fail(v, S3_SLOW_DOWN, NULL);
+        s3_task_fail(v, S3_SLOW_DOWN, NULL);
     for (unsigned i = 0; i < b->request.n && v->code == S3_OK; i++)
         add_entry(v, &b->request.entries[i]);
     if (v->code == S3_OK)
         step(v);
 }
 
-static void send_batch(struct visit *v)
+static void send_batch(struct s3_task *v)
 {
-    struct bytes_out *headers = visit_answer(v, 200);
+    struct bytes_out *headers = s3_task_answer(v, 200);
     http_put_header(headers, "Content-Type", "application/x-tar");
     http_put_header_u64(headers, "x-leat-entries", v->bundling->request.n);
     http_put_header_u64(headers, "x-leat-missing", v->bundling->missing);
     send_first(v);
 }
 
-void op_batch(struct visit *v)
+void op_batch(struct s3_task *v)
 {
     if (!bundling_new(v))
-        visit_fail(v, S3_SLOW_DOWN, NULL);
+        s3_task_fail(v, S3_SLOW_DOWN, NULL);
     if (v->code == S3_OK && body_begin(v, BATCH_BYTES_MAX))
         body_receive(v, plan, send_batch);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }

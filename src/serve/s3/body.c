@@ -20,15 +20,15 @@
 
 /* --- what was said ----------------------------------------------------------------------------------------------------------- */
 
-static bool fail(struct visit *v, enum s3_code code, const char *message)
+static bool fail(struct s3_task *v, enum s3_code code, const char *message)
 {
-    visit_fail(v, code, message);
+    s3_task_fail(v, code, message);
     return false;
 }
 
-static bool read_md5(struct visit *v)
+static bool read_md5(struct s3_task *v)
 {
-    struct http_text t = visit_header(v, "content-md5");
+    struct http_text t = s3_task_header(v, "content-md5");
     if (!t.data)
         return true;
     v->body.has_md5 = true;
@@ -36,9 +36,9 @@ static bool read_md5(struct visit *v)
 }
 
 /* What SDKs say beside the checksum itself has to be of the same algorithm. */
-static bool check_sdk_algorithm(struct visit *v)
+static bool check_sdk_algorithm(struct s3_task *v)
 {
-    struct http_text t = visit_header(v, "x-amz-sdk-checksum-algorithm");
+    struct http_text t = s3_task_header(v, "x-amz-sdk-checksum-algorithm");
     if (!t.data || sum_by_name(t.data, t.len) == v->body.sum)
         return true;
     return fail(v, S3_INVALID_REQUEST,
@@ -49,9 +49,9 @@ static bool check_sdk_algorithm(struct visit *v)
 
 /* A part's checksum is of its upload's algorithm, if that has one. Where the whole's is made of bytes, not of checksums, the server computes one that is
  * missing, as S3 does. */
-static bool agree_with_upload(struct visit *v)
+static bool agree_with_upload(struct s3_task *v)
 {
-    struct visit_body *b = &v->body;
+    struct s3_task_body *b = &v->body;
     if (!v->part || v->declared == SUM_NONE || b->sum == v->declared)
         return true;
     if (b->sum == SUM_NONE && v->declared_full) {
@@ -63,10 +63,10 @@ static bool agree_with_upload(struct visit *v)
 }
 
 /* x-amz-checksum-*, or the one that x-amz-trailer announces. */
-static bool read_sum(struct visit *v)
+static bool read_sum(struct s3_task *v)
 {
-    struct visit_body *b = &v->body;
-    struct http_text trailer = visit_header(v, "x-amz-trailer");
+    struct s3_task_body *b = &v->body;
+    struct http_text trailer = s3_task_header(v, "x-amz-trailer");
     for (unsigned k = 0; k < SUM_KINDS; k++) {
         struct http_text t = sum_demand(v, (enum sum_kind)k);
         uint8_t raw[32];
@@ -97,12 +97,12 @@ static bool read_sum(struct visit *v)
     return check_sdk_algorithm(v) && agree_with_upload(v);
 }
 
-static bool read_length(struct visit *v)
+static bool read_length(struct s3_task *v)
 {
-    struct visit_body *b = &v->body;
+    struct s3_task_body *b = &v->body;
     uint64_t wire = v->req->body_bytes;
     if (b->how >= SIGV4_BODY_CHUNKS) {
-        struct http_text t = visit_header(v, "x-amz-decoded-content-length");
+        struct http_text t = s3_task_header(v, "x-amz-decoded-content-length");
         if (!t.data)
             return fail(v, S3_MISSING_LENGTH,
                         "You must provide the x-amz-decoded-content-length HTTP header.");
@@ -112,7 +112,7 @@ static bool read_length(struct visit *v)
         b->bytes = STORE_UNKNOWN_BYTES;
     } else {
         b->bytes = wire;
-        if (wire == 0 && !visit_header(v, "content-length").data && strcmp(v->req->method, "PUT") == 0 &&
+        if (wire == 0 && !s3_task_header(v, "content-length").data && strcmp(v->req->method, "PUT") == 0 &&
             v->call.op != S3_OP_CREATE_BUCKET)
             return fail(v, S3_MISSING_LENGTH, NULL);
     }
@@ -121,9 +121,9 @@ static bool read_length(struct visit *v)
     return true;
 }
 
-static bool make_buffer(struct visit *v, size_t bytes)
+static bool make_buffer(struct s3_task *v, size_t bytes)
 {
-    struct visit_body *b = &v->body;
+    struct s3_task_body *b = &v->body;
     if (budget_reserve(v->service->budget, bytes) < 0)
         return fail(v, S3_SLOW_DOWN, NULL);
     b->charged += bytes;
@@ -132,9 +132,9 @@ static bool make_buffer(struct visit *v, size_t bytes)
     return b->buffer || fail(v, S3_SLOW_DOWN, NULL);
 }
 
-bool body_hash_begin(struct visit *v)
+bool body_hash_begin(struct s3_task *v)
 {
-    struct visit_body *b = &v->body;
+    struct s3_task_body *b = &v->body;
     bool good = true;
     if (b->how == SIGV4_BODY_HASHED || b->sum == SUM_SHA256) {
         b->sha256 = EVP_MD_CTX_new();
@@ -147,9 +147,9 @@ bool body_hash_begin(struct visit *v)
     return good || fail(v, S3_SLOW_DOWN, NULL);
 }
 
-bool body_begin(struct visit *v, uint64_t document_max)
+bool body_begin(struct s3_task *v, uint64_t document_max)
 {
-    struct visit_body *b = &v->body;
+    struct s3_task_body *b = &v->body;
     bool of_whole = v->call.op == S3_OP_COMPLETE_UPLOAD; /* a checksum in its head is not of its body */
     if (!read_md5(v) || (!of_whole && !read_sum(v)) || !read_length(v) || !body_hash_begin(v))
         return false;
@@ -176,9 +176,9 @@ bool body_begin(struct visit *v, uint64_t document_max)
     return true;
 }
 
-void body_fini(struct visit *v)
+void body_fini(struct s3_task *v)
 {
-    struct visit_body *b = &v->body;
+    struct s3_task_body *b = &v->body;
     if (b->aws)
         aws_chunked_fini(b->aws);
     free(b->aws);
@@ -194,7 +194,7 @@ void body_fini(struct visit *v)
 
 /* --- payload --------------------------------------------------------------------------------------------------------------------- */
 
-void body_hash(struct visit_body *b, const void *data, size_t len)
+void body_hash(struct s3_task_body *b, const void *data, size_t len)
 {
     b->got += len;
     if (b->sum == SUM_CRC32)
@@ -212,14 +212,14 @@ void body_hash(struct visit_body *b, const void *data, size_t len)
 /* Payload that lies elsewhere than in the put's buffer. */
 static int take(void *user, const void *data, size_t len)
 {
-    struct visit *v = user;
-    struct visit_body *b = &v->body;
+    struct s3_task *v = user;
+    struct s3_task_body *b = &v->body;
     struct leat_error err = {0};
     body_hash(b, data, len);
     if (!b->put) {
         uint64_t most = b->bytes == STORE_UNKNOWN_BYTES ? UNKNOWN_DOC : b->bytes;
         if (b->got > most) {
-            visit_fail(v, S3_MALFORMED_XML, "The XML you provided is too long");
+            s3_task_fail(v, S3_MALFORMED_XML, "The XML you provided is too long");
             return -EMSGSIZE;
         }
         bytes_put(&b->document, data, len);
@@ -227,21 +227,21 @@ static int take(void *user, const void *data, size_t len)
     }
     int rc = store_put_write(b->put, data, len, &err);
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     return rc;
 }
 
-static void fail_chunks(struct visit *v, int rc, const char *why)
+static void fail_chunks(struct s3_task *v, int rc, const char *why)
 {
     enum s3_code code = rc == LEAT_DENIED ? S3_SIGNATURE_MISMATCH
                         : rc == LEAT_CORRUPT && v->body.aws->state == AWS_CHUNKED_IN_TRAILERS
                             ? S3_MALFORMED_TRAILER
                         : rc == LEAT_CORRUPT || rc == LEAT_INVALID ? S3_INCOMPLETE_BODY
                                                                    : S3_SLOW_DOWN;
-    visit_fail(v, code, code == S3_SLOW_DOWN ? NULL : why);
+    s3_task_fail(v, code, code == S3_SLOW_DOWN ? NULL : why);
 }
 
-static void compute(struct visit_body *b, uint8_t raw[32])
+static void compute(struct s3_task_body *b, uint8_t raw[32])
 {
     uint64_t crc = b->sum == SUM_CRC32    ? b->crc32
                    : b->sum == SUM_CRC32C ? (b->put ? store_put_crc32c(b->put) : b->crc32c)
@@ -254,7 +254,7 @@ static void compute(struct visit_body *b, uint8_t raw[32])
             raw[i] = (uint8_t)(crc >> (8 * (bytes - 1 - i)));
 }
 
-void body_hash_end(struct visit_body *b)
+void body_hash_end(struct s3_task_body *b)
 {
     uint8_t raw[32];
     if (b->sum == SUM_SHA256)
@@ -264,9 +264,9 @@ void body_hash_end(struct visit_body *b)
     sum_format(raw, sum_names[b->sum].bytes, b->value);
 }
 
-static void compare_sum(struct visit *v, const uint8_t sha256[32])
+static void compare_sum(struct s3_task *v, const uint8_t sha256[32])
 {
-    struct visit_body *b = &v->body;
+    struct s3_task_body *b = &v->body;
     uint8_t raw[32], told[32];
     char value[SUM_TEXT];
     const char *text = b->value;
@@ -275,7 +275,7 @@ static void compare_sum(struct visit *v, const uint8_t sha256[32])
         return;
     const struct sum_name *name = &sum_names[b->sum];
     if (b->trailing && !aws_chunked_trailer(b->aws, name->header, &text, &len)) {
-        visit_fail(v, S3_MALFORMED_TRAILER, NULL);
+        s3_task_fail(v, S3_MALFORMED_TRAILER, NULL);
         return;
     }
     if (b->sum == SUM_SHA256)
@@ -283,23 +283,23 @@ static void compare_sum(struct visit *v, const uint8_t sha256[32])
     else
         compute(b, raw);
     if (!b->computed && !sum_parse(text, len, name->bytes, told)) {
-        visit_fail(v, b->trailing ? S3_MALFORMED_TRAILER : S3_INVALID_REQUEST, NULL);
+        s3_task_fail(v, b->trailing ? S3_MALFORMED_TRAILER : S3_INVALID_REQUEST, NULL);
         return;
     }
     if (!b->computed && memcmp(raw, told, name->bytes) != 0) {
         char message[100];
         snprintf(message, sizeof(message), "The %s you specified did not match the calculated checksum.",
                  name->name);
-        visit_fail(v, S3_CHECKSUM_MISMATCH, message);
+        s3_task_fail(v, S3_CHECKSUM_MISMATCH, message);
         return;
     }
     sum_format(raw, name->bytes, value);
     memcpy(b->value, value, sizeof(value));
 }
 
-static void compare_md5(struct visit *v)
+static void compare_md5(struct s3_task *v)
 {
-    struct visit_body *b = &v->body;
+    struct s3_task_body *b = &v->body;
     uint8_t md5[16];
     bool known = true;
     if (!b->has_md5)
@@ -310,13 +310,13 @@ static void compare_md5(struct visit *v)
         known = EVP_Digest(b->document.data ? b->document.data : (const uint8_t *)"", b->document.len, md5,
                            NULL, EVP_md5(), NULL) == 1;
     if (!known || memcmp(md5, b->md5, sizeof(md5)) != 0)
-        visit_fail(v, S3_BAD_DIGEST, NULL);
+        s3_task_fail(v, S3_BAD_DIGEST, NULL);
 }
 
 /* All of it is here: was it what was said? */
-static void compare(struct visit *v)
+static void compare(struct s3_task *v)
 {
-    struct visit_body *b = &v->body;
+    struct s3_task_body *b = &v->body;
     uint8_t sha256[32] = {0};
     int rc = b->aws ? aws_chunked_end(b->aws) : 0;
     if (rc < 0) {
@@ -324,7 +324,7 @@ static void compare(struct visit *v)
         return;
     }
     if (b->bytes != STORE_UNKNOWN_BYTES && b->got != b->bytes) {
-        visit_fail(v, S3_INCOMPLETE_BODY, NULL);
+        s3_task_fail(v, S3_INCOMPLETE_BODY, NULL);
         return;
     }
     if (b->sha256)
@@ -334,7 +334,7 @@ static void compare(struct visit *v)
         for (unsigned i = 0; i < 32; i++)
             snprintf(hex + 2 * i, 3, "%02x", sha256[i]);
         if (memcmp(hex, b->payload, 64) != 0) {
-            visit_fail(v, S3_CONTENT_SHA_MISMATCH, NULL);
+            s3_task_fail(v, S3_CONTENT_SHA_MISMATCH, NULL);
             return;
         }
     }
@@ -344,9 +344,9 @@ static void compare(struct visit *v)
 
 /* --- buffer by buffer -------------------------------------------------------------------------------------------------------------- */
 
-static void digest(struct visit *v)
+static void digest(struct s3_task *v)
 {
-    struct visit_body *b = &v->body;
+    struct s3_task_body *b = &v->body;
     struct leat_error err = {0};
     int rc = 0;
     if (b->aws) {
@@ -356,12 +356,12 @@ static void digest(struct visit *v)
     } else if (!b->put) {
         rc = take(v, b->buffer, b->filled);
         if (rc < 0)
-            visit_fail(v, S3_SLOW_DOWN, NULL);
+            s3_task_fail(v, S3_SLOW_DOWN, NULL);
     } else if (b->filled) {
         body_hash(b, b->target, b->filled);
         rc = store_put_advance(b->put, b->filled, &err);
         if (rc < 0)
-            visit_fail_store(v, rc, &err);
+            s3_task_fail_store(v, rc, &err);
     }
     if (b->last && v->code == S3_OK) {
         compare(v);
@@ -370,15 +370,15 @@ static void digest(struct visit *v)
     }
 }
 
-static void next_buffer(struct visit *v)
+static void next_buffer(struct s3_task *v)
 {
-    struct visit_body *b = &v->body;
+    struct s3_task_body *b = &v->body;
     size_t n = b->buffer_bytes;
     b->target = b->buffer ? b->buffer : store_put_room(b->put, &n);
     http_body_into(v->req, b->target, n);
 }
 
-static void digested(struct visit *v)
+static void digested(struct s3_task *v)
 {
     if (!v->body.last)
         next_buffer(v);
@@ -386,23 +386,23 @@ static void digested(struct visit *v)
         v->body.then(v);
 }
 
-static void start_digest(struct visit *v)
+static void start_digest(struct s3_task *v)
 {
     enum http_priority priority = v->body.bytes > 8 * MIB ? HTTP_PRIORITY_LONG : HTTP_PRIORITY_SHORT;
     if (v->body.last) /* what is done with all of it */
-        visit_work_afar(v, priority, digest, digested);
+        s3_task_run_remote(v, priority, digest, digested);
     else
-        visit_work(v, priority, digest, digested);
+        s3_task_run(v, priority, digest, digested);
 }
 
-void body_full(struct visit *v, size_t got, bool last)
+void body_full(struct s3_task *v, size_t got, bool last)
 {
     v->body.filled = got;
     v->body.last = last;
     start_digest(v);
 }
 
-void body_receive(struct visit *v, void (*end)(struct visit *v), void (*then)(struct visit *v))
+void body_receive(struct s3_task *v, void (*end)(struct s3_task *v), void (*then)(struct s3_task *v))
 {
     v->body.end = end;
     v->body.then = then;

@@ -17,7 +17,7 @@
 #include "wire/s3/s3_server.h"
 #include "wire/s3/sigv4_check.h"
 
-struct visit;
+struct s3_task;
 
 enum sum_kind { SUM_CRC32, SUM_CRC32C, SUM_CRC64, SUM_SHA1, SUM_SHA256, SUM_KINDS, SUM_NONE = SUM_KINDS };
 struct sum_name {
@@ -36,7 +36,7 @@ void sum_format(const uint8_t *raw, unsigned bytes, char out[SUM_TEXT]);
 /* Its raw bytes; false: no such text. */
 bool sum_parse(const char *text, size_t len, unsigned bytes, uint8_t *ret_raw);
 
-struct visit_body {
+struct s3_task_body {
     uint64_t bytes; /* of payload; STORE_UNKNOWN_BYTES */
     uint64_t got;   /* so far */
     enum sigv4_body how;
@@ -62,20 +62,20 @@ struct visit_body {
     uint32_t crc32, crc32c;
     uint64_t crc64;
     EVP_MD_CTX *sha1, *sha256, *md;
-    void (*end)(struct visit *v);  /* worker */
-    void (*then)(struct visit *v); /* reactor's thread */
+    void (*end)(struct s3_task *v);  /* worker */
+    void (*then)(struct s3_task *v); /* reactor's thread */
 };
 
 /* Reads what the head says of the body. False: v->code is set. document_max 0: an object. */
-bool body_begin(struct visit *v, uint64_t document_max);
+bool body_begin(struct s3_task *v, uint64_t document_max);
 /* All of it; then `end` (on a worker) and `then`. */
-void body_receive(struct visit *v, void (*end)(struct visit *v), void (*then)(struct visit *v));
+void body_receive(struct s3_task *v, void (*end)(struct s3_task *v), void (*then)(struct s3_task *v));
 /* The checksum b->sum of bytes that do not come from the request: of all that went into b->put. End: b->value is its text. */
-bool body_hash_begin(struct visit *v);
-void body_hash(struct visit_body *b, const void *data, size_t len);
-void body_hash_end(struct visit_body *b);
+bool body_hash_begin(struct s3_task *v);
+void body_hash(struct s3_task_body *b, const void *data, size_t len);
+void body_hash_end(struct s3_task_body *b);
 /* The server's call: the buffer is full. */
-void body_full(struct visit *v, size_t got, bool last);
-void body_fini(struct visit *v);
+void body_full(struct s3_task *v, size_t got, bool last);
+void body_fini(struct s3_task *v);
 
 #endif

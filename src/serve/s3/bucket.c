@@ -9,7 +9,7 @@
 
 static int put_bucket(void *user, const struct store_bucket *bucket)
 {
-    struct visit *v = user;
+    struct s3_task *v = user;
     char owner[OBJECTS_OWNER_MAX + 1];
     objects_owner_of(bucket->props, owner);
     if (keys_may(v->keys, v->user, bucket->name, owner, KEYS_READ))
@@ -17,16 +17,16 @@ static int put_bucket(void *user, const struct store_bucket *bucket)
     return 0;
 }
 
-static void list_buckets(struct visit *v)
+static void list_buckets(struct s3_task *v)
 {
     s3_buckets_begin(&v->out, v->user->name);
     store_bucket_list(objects_store(v->service->objects), put_bucket, v);
     s3_buckets_end(&v->out);
 }
 
-void op_list_buckets(struct visit *v)
+void op_list_buckets(struct s3_task *v)
 {
-    visit_work(v, HTTP_PRIORITY_SHORT, list_buckets, visit_send_xml);
+    s3_task_run(v, HTTP_PRIORITY_SHORT, list_buckets, s3_task_send_xml);
 }
 
 /* --- CreateBucket, DeleteBucket ----------------------------------------------------------------------------------------------------- */
@@ -35,7 +35,7 @@ void op_list_buckets(struct visit *v)
  * Whose is the bucket that is there already? Its owner may make it again in us-east-1, as on AWS, where old tools do so before each upload; not where a
  * remote is given, which the bucket that is there would not get.
  */
-static enum s3_code taken(struct visit *v)
+static enum s3_code taken(struct s3_task *v)
 {
     char owner[OBJECTS_OWNER_MAX + 1];
     int rc = objects_bucket_owner(v->service->objects, v->call.bucket, owner);
@@ -44,7 +44,7 @@ static enum s3_code taken(struct visit *v)
     return strcmp(v->service->region, "us-east-1") == 0 && !v->remote ? S3_OK : S3_BUCKET_OWNED;
 }
 
-static void create(struct visit *v)
+static void create(struct s3_task *v)
 {
     struct leat_error err = {0};
     char location[65];
@@ -52,7 +52,7 @@ static void create(struct visit *v)
     if (code == S3_OK && location[0] && strcmp(location, v->service->region) != 0)
         code = S3_ILLEGAL_LOCATION;
     if (code != S3_OK) {
-        visit_fail(v, code, NULL);
+        s3_task_fail(v, code, NULL);
         return;
     }
     const char *owner = v->user->access ? v->user->name : "";
@@ -64,22 +64,22 @@ static void create(struct visit *v)
     if (rc == STORE_EXISTS && (code = taken(v)) == S3_OK)
         return;
     if (rc == STORE_EXISTS)
-        visit_fail(v, code, NULL);
+        s3_task_fail(v, code, NULL);
     else if (rc == LEAT_INVALID && v->remote)
-        visit_fail(v, S3_INVALID_ARGUMENT, err.message);
+        s3_task_fail(v, S3_INVALID_ARGUMENT, err.message);
     else if (rc == LEAT_INVALID)
-        visit_fail(v, S3_INVALID_BUCKET, NULL);
+        s3_task_fail(v, S3_INVALID_BUCKET, NULL);
     else if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     else
         log_info("s3: %s made bucket %s", v->user->name, v->call.bucket);
 }
 
-static void created(struct visit *v)
+static void created(struct s3_task *v)
 {
     char location[S3_BUCKET_MAX + 2] = "/";
     strcat(location, v->call.bucket);
-    struct bytes_out *headers = visit_answer(v, 200);
+    struct bytes_out *headers = s3_task_answer(v, 200);
     http_put_header(headers, "Location", location);
     if (v->remote) /* that it was understood: others who speak S3 make a plain bucket */
         http_put_header(headers, "x-leat-remote", "set");
@@ -101,104 +101,105 @@ static bool reserved(const char *name)
  * A bucket in front of another: an extension of ours, for who may do everything, as it names files and profiles of this server. Never for
  * who shows no key: a store that is open to all is not to open the server's files as well.
  */
-static void read_remote(struct visit *v)
+static void read_remote(struct s3_task *v)
 {
-    struct http_text remote = visit_header(v, "x-leat-remote");
+    struct http_text remote = s3_task_header(v, "x-leat-remote");
     if (remote.data && (!v->user->admin || !v->user->access))
-        visit_fail(v, S3_ACCESS_DENIED, "Only an administrator with a key makes buckets in front of others.");
+        s3_task_fail(v, S3_ACCESS_DENIED,
+                     "Only an administrator with a key makes buckets in front of others.");
     else if (remote.data && !(v->remote = strndup(remote.data, remote.len)))
-        visit_fail(v, S3_SLOW_DOWN, NULL);
+        s3_task_fail(v, S3_SLOW_DOWN, NULL);
 }
 
-void op_create_bucket(struct visit *v)
+void op_create_bucket(struct s3_task *v)
 {
     if (!s3_bucket_valid(v->call.bucket) || reserved(v->call.bucket))
-        visit_fail(v, S3_INVALID_BUCKET, NULL);
+        s3_task_fail(v, S3_INVALID_BUCKET, NULL);
     read_remote(v);
     if (v->code == S3_OK && body_begin(v, CREATE_MAX))
         body_receive(v, create, created);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }
 
-static void delete_bucket(struct visit *v)
+static void delete_bucket(struct s3_task *v)
 {
     struct leat_error err = {0};
     int rc = objects_bucket_delete(v->service->objects, v->call.bucket, &err);
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     else
         log_info("s3: %s took bucket %s away", v->user->name, v->call.bucket);
 }
 
-static void gone(struct visit *v)
+static void gone(struct s3_task *v)
 {
-    visit_send_empty(v, 204);
+    s3_task_send_empty(v, 204);
 }
 
-void op_delete_bucket(struct visit *v)
+void op_delete_bucket(struct s3_task *v)
 {
-    visit_work_afar(v, HTTP_PRIORITY_SHORT, delete_bucket, gone);
+    s3_task_run_remote(v, HTTP_PRIORITY_SHORT, delete_bucket, gone);
 }
 
 /* --- what there is to say of one ------------------------------------------------------------------------------------------------------ */
 
-static bool exists(struct visit *v)
+static bool exists(struct s3_task *v)
 {
     char owner[OBJECTS_OWNER_MAX + 1];
     int rc = objects_bucket_owner(v->service->objects, v->call.bucket, owner);
     if (rc < 0) {
-        visit_fail_store(v, rc, NULL);
-        visit_refuse(v);
+        s3_task_fail_store(v, rc, NULL);
+        s3_task_refuse(v);
     }
     return rc == 0;
 }
 
-void op_head_bucket(struct visit *v)
+void op_head_bucket(struct s3_task *v)
 {
     if (!exists(v))
         return;
-    http_put_header(visit_answer(v, 200), "x-amz-bucket-region", v->service->region);
+    http_put_header(s3_task_answer(v, 200), "x-amz-bucket-region", v->service->region);
     http_send_head(v->req, 0);
 }
 
-void op_location(struct visit *v)
+void op_location(struct s3_task *v)
 {
     if (!exists(v))
         return;
     s3_location_put(&v->out, v->service->region);
-    visit_send_xml(v);
+    s3_task_send_xml(v);
 }
 
-static void find_key(struct visit *v)
+static void find_key(struct s3_task *v)
 {
     struct leat_error err = {0};
     int rc = objects_get(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, &v->obj, &err);
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
 }
 
-static void say_default(struct visit *v)
+static void say_default(struct s3_task *v)
 {
     char owner[OBJECTS_OWNER_MAX + 1] = "";
     objects_bucket_owner(v->service->objects, v->call.bucket, owner);
     if (strcmp(v->call.subject, "encryption") == 0 && service_encrypts(v->service, v->call.bucket)) {
         s3_encryption_put(&v->out);
-        visit_send_xml(v);
+        s3_task_send_xml(v);
     } else if (s3_default_put(&v->out, &v->call, owner)) {
-        visit_send_xml(v);
+        s3_task_send_xml(v);
     } else {
-        visit_fail(v, v->call.code, NULL);
-        visit_refuse(v);
+        s3_task_fail(v, v->call.code, NULL);
+        s3_task_refuse(v);
     }
 }
 
-void op_default_read(struct visit *v)
+void op_default_read(struct s3_task *v)
 {
     if (!exists(v))
         return;
     if (v->call.has_key)
-        visit_work_afar(v, HTTP_PRIORITY_SHORT, find_key, say_default);
+        s3_task_run_remote(v, HTTP_PRIORITY_SHORT, find_key, say_default);
     else
         say_default(v);
 }

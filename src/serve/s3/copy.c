@@ -11,40 +11,40 @@
 
 /* --- what is asked for ----------------------------------------------------------------------------------------------------------------- */
 
-static bool read_source(struct visit *v)
+static bool read_source(struct s3_task *v)
 {
-    enum s3_code code =
-        s3_copy_source_parse(visit_header(v, "x-amz-copy-source"), v->from_bucket, v->from_key, &v->from_len);
+    enum s3_code code = s3_copy_source_parse(s3_task_header(v, "x-amz-copy-source"), v->from_bucket,
+                                             v->from_key, &v->from_len);
     if (code == S3_OK)
-        code = visit_may(v->service, v->keys, v->user, v->from_bucket, KEYS_READ);
-    if (code == S3_OK && !visit_expected_owner(v->service, v->req, &v->call,
-                                               "x-amz-source-expected-bucket-owner", v->from_bucket))
+        code = s3_task_may(v->service, v->keys, v->user, v->from_bucket, KEYS_READ);
+    if (code == S3_OK && !s3_task_expected_owner(v->service, v->req, &v->call,
+                                                 "x-amz-source-expected-bucket-owner", v->from_bucket))
         code = S3_ACCESS_DENIED;
     if (code != S3_OK)
-        visit_fail(v, code,
-                   code == S3_INVALID_ARGUMENT
-                       ? "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
-                       : NULL);
+        s3_task_fail(v, code,
+                     code == S3_INVALID_ARGUMENT
+                         ? "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
+                         : NULL);
     return code == S3_OK;
 }
 
 /* The text moves to where a worker may read it. */
-static void keep(struct visit *v, const char *name, size_t *at, size_t *len)
+static void keep(struct s3_task *v, const char *name, size_t *at, size_t *len)
 {
-    struct http_text t = visit_header(v, name);
+    struct http_text t = s3_task_header(v, name);
     *at = t.data ? v->conditions_text.len : SIZE_MAX;
     *len = t.len;
     if (t.len)
         bytes_put(&v->conditions_text, t.data, t.len);
 }
 
-static struct http_text kept(const struct visit *v, size_t at, size_t len)
+static struct http_text kept(const struct s3_task *v, size_t at, size_t len)
 {
     return at == SIZE_MAX ? (struct http_text){0}
                           : (struct http_text){(const char *)v->conditions_text.data + at, len};
 }
 
-static bool read_source_conditions(struct visit *v)
+static bool read_source_conditions(struct s3_task *v)
 {
     static const char *const names[] = {"x-amz-copy-source-if-match", "x-amz-copy-source-if-none-match",
                                         "x-amz-copy-source-if-modified-since",
@@ -54,7 +54,7 @@ static bool read_source_conditions(struct visit *v)
     for (unsigned i = 0; i < 4; i++)
         keep(v, names[i], &at[i], &len[i]);
     if (v->conditions_text.failed) {
-        visit_fail(v, S3_SLOW_DOWN, NULL);
+        s3_task_fail(v, S3_SLOW_DOWN, NULL);
         return false;
     }
     v->conditions = (struct http_conditions){kept(v, at[0], len[0]), kept(v, at[1], len[1]),
@@ -63,46 +63,46 @@ static bool read_source_conditions(struct visit *v)
 }
 
 /* "bytes=0-9", both ends given. */
-static bool read_source_range(struct visit *v)
+static bool read_source_range(struct s3_task *v)
 {
-    struct http_text t = visit_header(v, "x-amz-copy-source-range");
+    struct http_text t = s3_task_header(v, "x-amz-copy-source-range");
     if (!t.data)
         return true;
     v->copy_ranged = http_range(t, UINT64_MAX, &v->copy_first, &v->copy_last) == HTTP_RANGE_PART &&
                      v->copy_last < UINT64_MAX - 1;
     if (!v->copy_ranged)
-        visit_fail(v, S3_INVALID_ARGUMENT,
-                   "The x-amz-copy-source-range value must be of the form bytes=first-last");
+        s3_task_fail(v, S3_INVALID_ARGUMENT,
+                     "The x-amz-copy-source-range value must be of the form bytes=first-last");
     return v->copy_ranged;
 }
 
-static bool read_directive(struct visit *v)
+static bool read_directive(struct s3_task *v)
 {
-    struct http_text t = visit_demand(v, "x-amz-metadata-directive");
+    struct http_text t = s3_task_demand(v, "x-amz-metadata-directive");
     v->replace_meta = http_text_is(t, "REPLACE");
     if (t.data && !v->replace_meta && !http_text_is(t, "COPY")) {
-        visit_fail(v, S3_INVALID_ARGUMENT, "Unknown metadata directive.");
+        s3_task_fail(v, S3_INVALID_ARGUMENT, "Unknown metadata directive.");
         return false;
     }
-    bool changes = v->replace_meta || visit_demand(v, "x-amz-storage-class").data ||
-                   visit_demand(v, "x-amz-server-side-encryption").data ||
-                   visit_demand(v, "x-amz-checksum-algorithm").data;
+    bool changes = v->replace_meta || s3_task_demand(v, "x-amz-storage-class").data ||
+                   s3_task_demand(v, "x-amz-server-side-encryption").data ||
+                   s3_task_demand(v, "x-amz-checksum-algorithm").data;
     bool itself = strcmp(v->from_bucket, v->call.bucket) == 0 && v->from_len == v->call.key_len &&
                   memcmp(v->from_key, v->call.key, v->from_len) == 0;
     if (itself && !changes && !v->part) {
-        visit_fail(v, S3_INVALID_REQUEST,
-                   "This copy request is illegal because it is trying to copy an object to itself without "
-                   "changing the "
-                   "object's metadata, storage class, website redirect location or encryption attributes.");
+        s3_task_fail(v, S3_INVALID_REQUEST,
+                     "This copy request is illegal because it is trying to copy an object to itself without "
+                     "changing the "
+                     "object's metadata, storage class, website redirect location or encryption attributes.");
         return false;
     }
     return true;
 }
 
 /* The checksum that the copy is to have: that of the request, or its upload's; else it is the source's. */
-static bool read_algorithm(struct visit *v)
+static bool read_algorithm(struct s3_task *v)
 {
-    struct http_text name = visit_demand(v, "x-amz-checksum-algorithm");
+    struct http_text name = s3_task_demand(v, "x-amz-checksum-algorithm");
     v->body.how = SIGV4_BODY_PLAIN; /* the request's own body is not read */
     if (v->part)
         v->body.sum = v->declared;
@@ -111,14 +111,14 @@ static bool read_algorithm(struct visit *v)
     return true;
 }
 
-static bool read_part(struct visit *v)
+static bool read_part(struct s3_task *v)
 {
     return !s3_call_param(&v->call, "uploadId", NULL) || upload_read_part(v);
 }
 
 /* --- the copy ---------------------------------------------------------------------------------------------------------------------------- */
 
-static int pump(struct visit *v, uint64_t at, uint64_t bytes, struct leat_error *err)
+static int pump(struct s3_task *v, uint64_t at, uint64_t bytes, struct leat_error *err)
 {
     while (bytes) {
         size_t n;
@@ -137,7 +137,7 @@ static int pump(struct visit *v, uint64_t at, uint64_t bytes, struct leat_error 
     return 0;
 }
 
-static int commit_copy(struct visit *v, struct leat_error *err)
+static int commit_copy(struct s3_task *v, struct leat_error *err)
 {
     if (v->body.computed)
         body_hash_end(&v->body);
@@ -162,7 +162,7 @@ static int commit_copy(struct visit *v, struct leat_error *err)
                               &v->info, err);
 }
 
-static int copy_bytes(struct visit *v, uint64_t at, uint64_t bytes, struct leat_error *err)
+static int copy_bytes(struct s3_task *v, uint64_t at, uint64_t bytes, struct leat_error *err)
 {
     int rc;
     if (v->part)
@@ -179,7 +179,7 @@ static int copy_bytes(struct visit *v, uint64_t at, uint64_t bytes, struct leat_
 /* What the client gave it stays; parts, checksums and storage class are the copy's own. */
 static int keep_pair(void *user, const char *name, const char *value)
 {
-    struct visit *v = user;
+    struct s3_task *v = user;
     if (strncmp(name, "leat-", 5) != 0 && strncmp(name, "x-amz-checksum-", 15) != 0 &&
         strcmp(name, "x-amz-storage-class") != 0)
         meta_put(&v->meta, name, strlen(name), value, strlen(value));
@@ -190,7 +190,7 @@ static int keep_pair(void *user, const char *name, const char *value)
  * Which checksum the copy gets: the source's, where no other was asked for, as S3 does. Where that one is of all bytes it stays; it is computed on
  * the way where it is another, was made of parts, or is a part's.
  */
-static bool choose_sum(struct visit *v)
+static bool choose_sum(struct s3_task *v)
 {
     const char *value;
     bool full;
@@ -204,23 +204,23 @@ static bool choose_sum(struct visit *v)
     return !v->body.computed || body_hash_begin(v);
 }
 
-static void copy(struct visit *v)
+static void copy(struct s3_task *v)
 {
     struct leat_error err = {0};
     int rc = objects_get(v->service->objects, v->from_bucket, v->from_key, v->from_len, &v->obj, &err);
     if (rc < 0) {
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
         return;
     }
     uint64_t at = 0, bytes = v->obj->info.bytes;
     if (http_conditions_check(&v->conditions, v->obj->info.etag, v->obj->info.mtime_ns / 1000000000, true) !=
         0) {
-        visit_fail(v, S3_PRECONDITION_FAILED, NULL); /* 304 too: nothing was copied */
+        s3_task_fail(v, S3_PRECONDITION_FAILED, NULL); /* 304 too: nothing was copied */
         return;
     }
     if (v->copy_ranged) {
         if (v->copy_last >= bytes) {
-            visit_fail(v, S3_INVALID_RANGE, NULL);
+            s3_task_fail(v, S3_INVALID_RANGE, NULL);
             return;
         }
         at = v->copy_first;
@@ -237,18 +237,18 @@ static void copy(struct visit *v)
         return;
     rc = v->meta.failed ? -ENOMEM : copy_bytes(v, at, bytes, &err);
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     else
         s3_copied_put(&v->out, v->part ? "CopyPartResult" : "CopyObjectResult", v->info.etag,
                       v->info.mtime_ns / 1000000000,
                       v->body.sum == SUM_NONE ? NULL : sum_names[v->body.sum].element, v->body.value);
 }
 
-void op_copy(struct visit *v)
+void op_copy(struct s3_task *v)
 {
     if (read_part(v) && read_source(v) && read_source_conditions(v) && read_source_range(v) &&
         read_directive(v) && read_algorithm(v) && put_read_headers(v))
-        visit_work_afar(v, HTTP_PRIORITY_LONG, copy, visit_send_xml);
+        s3_task_run_remote(v, HTTP_PRIORITY_LONG, copy, s3_task_send_xml);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }

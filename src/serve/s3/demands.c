@@ -147,7 +147,7 @@ static bool header_only(const struct demand *d)
     return begins(d->name, "x-amz-copy-source") || named(d, "x-amz-trailer");
 }
 
-/* SDKs that make a link put such headers into its query, where they mean the same (visit_demand). */
+/* SDKs that make a link put such headers into its query, where they mean the same (s3_task_demand). */
 enum s3_code demands_check(const struct s3_service *service, const struct http_request *req,
                            const struct s3_call *call, char *ret_message, size_t cap)
 {

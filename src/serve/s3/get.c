@@ -229,7 +229,7 @@ static const char overrides_message[] =
     "Request specific response headers cannot be used for anonymous GET requests.";
 
 bool get_at_once(struct s3_service *service, struct http_request *req, const struct s3_call *call,
-                 bool is_signed, const char id[VISIT_ID_TEXT])
+                 bool is_signed, const char id[S3_TASK_ID_TEXT])
 {
     struct store_obj *obj;
     struct wanted w;
@@ -270,16 +270,16 @@ bool get_at_once(struct s3_service *service, struct http_request *req, const str
 
 /* --- by a worker --------------------------------------------------------------------------------------------------------------- */
 
-static void open_object(struct visit *v)
+static void open_object(struct s3_task *v)
 {
     struct leat_error err = {0};
     int rc = objects_open(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
                           v->call.op == S3_OP_HEAD_OBJECT, &v->obj, &v->read, &err);
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
 }
 
-static void check_step(struct visit *v)
+static void check_step(struct s3_task *v)
 {
     struct leat_error err = {0};
     uint64_t bytes = MIN(v->end - v->checked, STEP);
@@ -292,13 +292,13 @@ static void check_step(struct visit *v)
         store_obj_unref(TAKE_PTR(v->obj));
         open_object(v);
     } else {
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     }
 }
 
-static void step_checked(struct visit *v);
+static void step_checked(struct s3_task *v);
 
-static void send_step(struct visit *v)
+static void send_step(struct s3_task *v)
 {
     struct http_piece piece = piece_of(v->obj, v->sent, v->checked - v->sent);
     bool first = v->sent == v->first, last = v->checked == v->end;
@@ -309,21 +309,21 @@ static void send_step(struct visit *v)
     else
         http_send_more(v->req, &piece, 1, last);
     if (!last && v->req && !v->working)
-        visit_work(v, HTTP_PRIORITY_SHORT, check_step, step_checked);
+        s3_task_run(v, HTTP_PRIORITY_SHORT, check_step, step_checked);
 }
 
 /* A step was checked while the one before was sent, or it was waited for. */
-static void step_checked(struct visit *v)
+static void step_checked(struct s3_task *v)
 {
     if (v->idle)
         send_step(v);
 }
 
-static void send_arriving(struct visit *v);
+static void send_arriving(struct s3_task *v);
 
 void get_more(struct http_request *req)
 {
-    struct visit *v = req->user;
+    struct s3_task *v = req->user;
     if (v->bundling) {
         bundling_more(v);
         return;
@@ -337,9 +337,9 @@ void get_more(struct http_request *req)
         send_step(v);
 }
 
-static void opened(struct visit *v);
+static void opened(struct s3_task *v);
 
-static void first_checked(struct visit *v)
+static void first_checked(struct s3_task *v)
 {
     struct wanted w;
     if (v->checked == v->first && v->end > v->first) { /* opened anew */
@@ -361,14 +361,14 @@ static struct store_obj view_of(const struct tier_read *read)
         .info = read->info, .meta = read->meta, .meta_len = read->meta_len, .remote = ""};
 }
 
-static void arriving(struct visit *v);
+static void arriving(struct s3_task *v);
 
 static void asked_again(struct http_message *message, struct http_request *req)
 {
-    struct visit *v = container_of(message, struct visit, told);
+    struct s3_task *v = container_of(message, struct s3_task, told);
     v->posted = false;
     if (!req || !v->req)
-        visit_free(v);
+        s3_task_free(v);
     else if (v->end == UINT64_MAX)
         arriving(v);
     else
@@ -378,27 +378,27 @@ static void asked_again(struct http_message *message, struct http_request *req)
 /* On a thread of the tier. */
 static void told(struct tier_waiter *w)
 {
-    struct visit *v = container_of(w, struct visit, waiter);
+    struct s3_task *v = container_of(w, struct s3_task, waiter);
     v->posted = true;
     v->told = (struct http_message){.ref = v->ref, .fn = asked_again};
     http_post(&v->told);
 }
 
-bool get_unwait(struct visit *v)
+bool get_unwait(struct s3_task *v)
 {
     if (v->read)
         tier_read_unwait(v->read, &v->waiter);
     return v->posted;
 }
 
-static void lost(struct visit *v, int rc, const struct leat_error *err)
+static void lost(struct s3_task *v, int rc, const struct leat_error *err)
 {
-    visit_fail_store(v, rc, err);
-    visit_refuse(v);
+    s3_task_fail_store(v, rc, err);
+    s3_task_refuse(v);
 }
 
 /* The next bytes that have come; none: we are told. */
-static void send_arriving(struct visit *v)
+static void send_arriving(struct s3_task *v)
 {
     struct leat_error err = {0};
     struct wanted w;
@@ -429,7 +429,7 @@ static void send_arriving(struct visit *v)
 }
 
 /* Is there such an object, and what is it like? */
-static void arriving(struct visit *v)
+static void arriving(struct s3_task *v)
 {
     struct leat_error err = {0};
     struct wanted w;
@@ -465,7 +465,7 @@ static void arriving(struct visit *v)
     }
 }
 
-static void opened(struct visit *v)
+static void opened(struct s3_task *v)
 {
     struct wanted w;
     if (v->read) {
@@ -488,15 +488,15 @@ static void opened(struct visit *v)
         v->checked = v->end;
         first_checked(v);
     } else {
-        visit_work(v, HTTP_PRIORITY_SHORT, check_step, first_checked);
+        s3_task_run(v, HTTP_PRIORITY_SHORT, check_step, first_checked);
     }
 }
 
-void op_get(struct visit *v)
+void op_get(struct s3_task *v)
 {
     if (s3_call_param(&v->call, "archpath", NULL)) {
         op_member(v);
         return;
     }
-    visit_work(v, HTTP_PRIORITY_SHORT, open_object, opened);
+    s3_task_run(v, HTTP_PRIORITY_SHORT, open_object, opened);
 }

@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 struct listing {
-    struct visit *v;
+    struct s3_task *v;
     struct s3_page page;
     char owner[OBJECTS_OWNER_MAX + 1];
     struct bytes_out entries, last; /* last: key or prefix of the newest entry */
@@ -79,7 +79,7 @@ static bool marks_prefix(const struct s3_page *p)
 
 static bool parameters(struct listing *l)
 {
-    struct visit *v = l->v;
+    struct s3_task *v = l->v;
     struct s3_page *p = &l->page;
     uint64_t max = S3_LIST_MAX;
     size_t max_len;
@@ -101,19 +101,19 @@ static bool parameters(struct listing *l)
     p->url = encoding && strcmp(encoding, "url") == 0;
     p->owners = !p->v2 || (owners && strcmp(owners, "true") == 0);
     if (encoding && !p->url) {
-        visit_fail(v, S3_INVALID_ARGUMENT, "Invalid Encoding Method specified in Request");
+        s3_task_fail(v, S3_INVALID_ARGUMENT, "Invalid Encoding Method specified in Request");
         return false;
     }
     if (keys && *keys && !http_text_u64((struct http_text){keys, max_len}, &max)) {
-        visit_fail(v, S3_INVALID_ARGUMENT, "Provided max-keys not an integer or within integer range");
+        s3_task_fail(v, S3_INVALID_ARGUMENT, "Provided max-keys not an integer or within integer range");
         return false;
     }
     if (p->version_marker && *p->version_marker && !p->after_len) {
-        visit_fail(v, S3_INVALID_ARGUMENT, "A version-id marker cannot be specified without a key marker.");
+        s3_task_fail(v, S3_INVALID_ARGUMENT, "A version-id marker cannot be specified without a key marker.");
         return false;
     }
     if (p->token && !read_token(l, p->token, p->token_len)) {
-        visit_fail(v, S3_INVALID_ARGUMENT, "The continuation token provided is incorrect");
+        s3_task_fail(v, S3_INVALID_ARGUMENT, "The continuation token provided is incorrect");
         return false;
     }
     p->max_keys = (unsigned)MIN(max, (uint64_t)S3_LIST_MAX);
@@ -142,7 +142,7 @@ static int put_entry(void *user, const struct store_entry *e)
 
 static int entries(struct listing *l, struct leat_error *err)
 {
-    struct visit *v = l->v;
+    struct s3_task *v = l->v;
     struct s3_page *p = &l->page;
     struct store_list_spec spec = {
         .prefix = p->prefix,
@@ -164,19 +164,19 @@ static int entries(struct listing *l, struct leat_error *err)
     return rc;
 }
 
-static void list(struct visit *v)
+static void list(struct s3_task *v)
 {
     struct listing *l = calloc(1, sizeof(*l));
     struct leat_error err = {0};
     if (!l) {
-        visit_fail(v, S3_SLOW_DOWN, NULL);
+        s3_task_fail(v, S3_SLOW_DOWN, NULL);
         return;
     }
     l->v = v;
     if (parameters(l)) {
         int rc = entries(l, &err);
         if (rc < 0)
-            visit_fail_store(v, rc, &err);
+            s3_task_fail_store(v, rc, &err);
     }
     if (v->code == S3_OK) {
         if (l->page.truncated && l->page.v2) {
@@ -196,10 +196,10 @@ static void list(struct visit *v)
     free(l);
 }
 
-void op_list(struct visit *v)
+void op_list(struct s3_task *v)
 {
-    if (visit_charge_list(v, "max-keys"))
-        visit_work_afar(v, HTTP_PRIORITY_SHORT, list, visit_send_xml);
+    if (s3_task_charge_list(v, "max-keys"))
+        s3_task_run_remote(v, HTTP_PRIORITY_SHORT, list, s3_task_send_xml);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }

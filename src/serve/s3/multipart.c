@@ -22,13 +22,13 @@
 /* --- CreateMultipartUpload ---------------------------------------------------------------------------------------------------------------- */
 
 /* What checksum the whole shall have: "leat-sum" is "CRC32 FULL_OBJECT". */
-static bool read_algorithm(struct visit *v)
+static bool read_algorithm(struct s3_task *v)
 {
-    struct http_text name = visit_demand(v, "x-amz-checksum-algorithm"),
-                     type = visit_demand(v, "x-amz-checksum-type");
+    struct http_text name = s3_task_demand(v, "x-amz-checksum-algorithm"),
+                     type = s3_task_demand(v, "x-amz-checksum-type");
     char text[40];
     if (!name.data && type.data)
-        visit_fail(
+        s3_task_fail(
             v, S3_INVALID_REQUEST,
             "The x-amz-checksum-type header can only be used with the x-amz-checksum-algorithm header.");
     if (!name.data)
@@ -37,7 +37,7 @@ static bool read_algorithm(struct visit *v)
     bool full = type.data ? http_text_is_case(type, "full_object") : kind == SUM_CRC64;
     if (kind == SUM_NONE || (type.data && !full && !http_text_is_case(type, "composite")) ||
         (full && kind >= SUM_SHA1) || (!full && kind == SUM_CRC64)) {
-        visit_fail(
+        s3_task_fail(
             v, S3_INVALID_REQUEST,
             "Checksum algorithm and type do not go together: CRC32, CRC32C, CRC64NVME of FULL_OBJECT; CRC32, "
             "CRC32C, SHA1, SHA256 COMPOSITE");
@@ -50,21 +50,21 @@ static bool read_algorithm(struct visit *v)
     return true;
 }
 
-static void create(struct visit *v)
+static void create(struct s3_task *v)
 {
     struct leat_error err = {0};
     struct store_commit c = {.meta = v->meta.data, .meta_len = v->meta.len};
     int rc = objects_upload_begin(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, &c,
                                   v->upload, &err);
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     else
         s3_created_upload_put(&v->out, v->call.bucket, v->call.key, v->call.key_len, v->upload);
 }
 
-static void created(struct visit *v)
+static void created(struct s3_task *v)
 {
-    struct bytes_out *headers = visit_answer(v, 200);
+    struct bytes_out *headers = s3_task_answer(v, 200);
     http_put_header(headers, "Content-Type", "application/xml");
     if (v->body.sum != SUM_NONE) {
         http_put_header(headers, "x-amz-checksum-algorithm", sum_names[v->body.sum].name);
@@ -73,22 +73,22 @@ static void created(struct visit *v)
     http_send_copy(v->req, v->out.data, v->out.len);
 }
 
-void op_create_upload(struct visit *v)
+void op_create_upload(struct s3_task *v)
 {
     if (put_read_headers(v) && read_algorithm(v))
-        visit_work(v, HTTP_PRIORITY_SHORT, create, created);
+        s3_task_run(v, HTTP_PRIORITY_SHORT, create, created);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }
 
 /* --- the upload that is meant ---------------------------------------------------------------------------------------------------------------- */
 
-static bool read_upload(struct visit *v)
+static bool read_upload(struct s3_task *v)
 {
     size_t len;
     const char *id = s3_call_param(&v->call, "uploadId", &len);
     if (!id || len >= sizeof(v->upload)) {
-        visit_fail(v, S3_NO_SUCH_UPLOAD, NULL);
+        s3_task_fail(v, S3_NO_SUCH_UPLOAD, NULL);
         return false;
     }
     memcpy(v->upload, id, len + 1);
@@ -106,19 +106,19 @@ static enum sum_kind algorithm_of(const struct store_upload *upload, bool *ret_f
 
 static int note_algorithm(void *user, const struct store_upload *upload)
 {
-    struct visit *v = user;
+    struct s3_task *v = user;
     v->declared = algorithm_of(upload, &v->declared_full);
     return 0;
 }
 
-bool upload_read_part(struct visit *v)
+bool upload_read_part(struct s3_task *v)
 {
     uint64_t number;
     struct leat_error err = {0};
     const char *part = s3_call_param(&v->call, "partNumber", NULL);
     if (!part || !http_text_u64((struct http_text){part, strlen(part)}, &number) || number < 1 ||
         number > STORE_PARTS_MAX) {
-        visit_fail(v, S3_INVALID_ARGUMENT, "Part number must be an integer between 1 and 10000, inclusive");
+        s3_task_fail(v, S3_INVALID_ARGUMENT, "Part number must be an integer between 1 and 10000, inclusive");
         return false;
     }
     v->part = (unsigned)number;
@@ -127,30 +127,30 @@ bool upload_read_part(struct visit *v)
     int rc = store_upload_get(objects_store(v->service->objects), v->call.bucket, v->call.key,
                               v->call.key_len, v->upload, note_algorithm, v, &err);
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     return rc == 0;
 }
 
-static void abort_upload(struct visit *v)
+static void abort_upload(struct s3_task *v)
 {
     struct leat_error err = {0};
     int rc = store_upload_abort(objects_store(v->service->objects), v->call.bucket, v->call.key,
                                 v->call.key_len, v->upload, &err);
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
 }
 
-static void aborted(struct visit *v)
+static void aborted(struct s3_task *v)
 {
-    visit_send_empty(v, 204);
+    s3_task_send_empty(v, 204);
 }
 
-void op_abort_upload(struct visit *v)
+void op_abort_upload(struct s3_task *v)
 {
     if (read_upload(v))
-        visit_work(v, HTTP_PRIORITY_SHORT, abort_upload, aborted);
+        s3_task_run(v, HTTP_PRIORITY_SHORT, abort_upload, aborted);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }
 
 /* --- CompleteMultipartUpload ------------------------------------------------------------------------------------------------------------------ */
@@ -164,7 +164,7 @@ struct stored {
 };
 
 struct completion {
-    struct visit *v;
+    struct s3_task *v;
     struct stored *stored; /* by number - 1 */
     struct s3_part_named *named;
     unsigned n;
@@ -210,7 +210,7 @@ static int note_upload(void *user, const struct store_upload *upload)
  */
 static int why_missing(struct completion *c, struct leat_error *err)
 {
-    struct visit *v = c->v;
+    struct s3_task *v = c->v;
     struct store_put *put;
     for (unsigned i = 0; i < c->n; i++) {
         c->parts[i].number = c->named[i].number;
@@ -234,23 +234,23 @@ static bool all_there(const struct completion *c)
 /* Each named part, which is there, against what the client says of it. */
 static bool match(struct completion *c)
 {
-    struct visit *v = c->v;
+    struct s3_task *v = c->v;
     bool same = true; /* algorithm of all */
     uint64_t bytes = 0;
     for (unsigned i = 0; i < c->n; i++) {
         const struct s3_part_named *p = &c->named[i];
         const struct stored *s = &c->stored[p->number - 1];
         if (p->checksum[0] && sum_by_name(p->algorithm, strlen(p->algorithm)) == SUM_NONE) {
-            visit_fail(v, S3_NOT_IMPLEMENTED, "A part is named with a checksum that is not implemented.");
+            s3_task_fail(v, S3_NOT_IMPLEMENTED, "A part is named with a checksum that is not implemented.");
             return false;
         }
         if (p->checksum[0] && (s->sum == SUM_NONE || strcasecmp(p->algorithm, sum_names[s->sum].name) != 0 ||
                                strcmp(p->checksum, s->value) != 0)) {
-            visit_fail(v, S3_INVALID_PART, NULL);
+            s3_task_fail(v, S3_INVALID_PART, NULL);
             return false;
         }
         if (i + 1 < c->n && s->bytes < S3_PART_MIN) {
-            visit_fail(v, S3_ENTITY_TOO_SMALL, NULL);
+            s3_task_fail(v, S3_ENTITY_TOO_SMALL, NULL);
             return false;
         }
         bytes += s->bytes;
@@ -259,8 +259,8 @@ static bool match(struct completion *c)
         memcpy(c->parts[i].etag, s->etag, sizeof(s->etag));
     }
     if (v->expects_bytes && v->expected_bytes != bytes) {
-        visit_fail(v, S3_INVALID_REQUEST,
-                   "The parts are of another size in all than x-amz-mp-object-size says.");
+        s3_task_fail(v, S3_INVALID_REQUEST,
+                     "The parts are of another size in all than x-amz-mp-object-size says.");
         return false;
     }
     enum sum_kind theirs = same ? c->stored[c->named[0].number - 1].sum : SUM_NONE;
@@ -331,7 +331,7 @@ static bool full_object(struct completion *c)
 /* The whole's checksum into its meta, and compared with what the client expects. */
 static bool whole_sum(struct completion *c)
 {
-    struct visit *v = c->v;
+    struct s3_task *v = c->v;
     const char *type = c->full ? "FULL_OBJECT" : "COMPOSITE";
     if (v->expected_type[0] && c->sum != SUM_NONE && strcasecmp(v->expected_type, type) != 0) {
         char message[140];
@@ -339,11 +339,11 @@ static bool whole_sum(struct completion *c)
                  "The upload was created using the %s checksum mode. The complete request must use the same "
                  "checksum mode.",
                  type);
-        visit_fail(v, S3_INVALID_REQUEST, message);
+        s3_task_fail(v, S3_INVALID_REQUEST, message);
         return false;
     }
     if (v->expected != SUM_NONE && v->expected != c->sum) {
-        visit_fail(
+        s3_task_fail(
             v, S3_INVALID_REQUEST,
             "The checksum that this request has cannot be compared: not all parts came with one of its "
             "kind.");
@@ -352,11 +352,11 @@ static bool whole_sum(struct completion *c)
     if (c->sum == SUM_NONE)
         return true;
     if (!(c->full ? full_object(c) : composite(c))) {
-        visit_fail(v, S3_INTERNAL, NULL);
+        s3_task_fail(v, S3_INTERNAL, NULL);
         return false;
     }
     if (v->expected == c->sum && strncmp(v->expected_value, c->value, strcspn(c->value, "-")) != 0) {
-        visit_fail(v, S3_CHECKSUM_MISMATCH, NULL);
+        s3_task_fail(v, S3_CHECKSUM_MISMATCH, NULL);
         return false;
     }
     meta_put(&c->meta, sum_names[c->sum].header, strlen(sum_names[c->sum].header), c->value,
@@ -402,7 +402,7 @@ static void put_part_sums(struct completion *c)
 
 static void say_completed(struct completion *c, const char *etag)
 {
-    struct visit *v = c->v;
+    struct s3_task *v = c->v;
     struct bytes_out location = {0};
     http_put(&location, v->host);
     http_put(&location, "/");
@@ -444,7 +444,7 @@ static bool etag_of(const struct completion *c, char out[48])
 /* The upload is not there (any more): was it this very request that completed it? Then it is answered as the first one was. */
 static bool completed_before(struct completion *c)
 {
-    struct visit *v = c->v;
+    struct s3_task *v = c->v;
     struct store_obj *obj;
     const char *value = "";
     char etag[48];
@@ -463,7 +463,7 @@ static bool completed_before(struct completion *c)
 
 static int put_together(struct completion *c, struct leat_error *err)
 {
-    struct visit *v = c->v;
+    struct s3_task *v = c->v;
     struct store *store = objects_store(v->service->objects);
     bool more;
     int rc =
@@ -496,20 +496,20 @@ static int put_together(struct completion *c, struct leat_error *err)
     return rc;
 }
 
-static void complete(struct visit *v)
+static void complete(struct s3_task *v)
 {
     struct leat_error err = {0};
     struct completion c = {.v = v, .sum = SUM_NONE};
     enum s3_code code = s3_complete_parse(v->body.document.data, v->body.document.len, &c.named, &c.n);
     if (code != S3_OK) {
-        visit_fail(v, code, NULL);
+        s3_task_fail(v, code, NULL);
         return;
     }
     c.stored = calloc(STORE_PARTS_MAX, sizeof(*c.stored));
     c.parts = calloc(c.n, sizeof(*c.parts));
     int rc = c.stored && c.parts ? put_together(&c, &err) : -ENOMEM;
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     bytes_out_fini(&c.meta);
     free(c.stored);
     free(c.parts);
@@ -517,53 +517,54 @@ static void complete(struct visit *v)
 }
 
 /* Base64, and behind that of a checksum of checksums "-N". */
-static void check_expected(struct visit *v, unsigned kind)
+static void check_expected(struct s3_task *v, unsigned kind)
 {
     uint8_t raw[32];
     char message[100];
     if (sum_parse(v->expected_value, strcspn(v->expected_value, "-"), sum_names[kind].bytes, raw))
         return;
     snprintf(message, sizeof(message), "Value for %s header is invalid.", sum_names[kind].header);
-    visit_fail(v, S3_INVALID_REQUEST, message);
+    s3_task_fail(v, S3_INVALID_REQUEST, message);
 }
 
 /* Checksums in the head are of the object to be, not of this document. */
-static bool read_expected(struct visit *v)
+static bool read_expected(struct s3_task *v)
 {
-    struct http_text bytes = visit_demand(v, "x-amz-mp-object-size");
+    struct http_text bytes = s3_task_demand(v, "x-amz-mp-object-size");
     v->expects_bytes = bytes.data != NULL;
     v->expected = SUM_NONE;
     for (unsigned k = 0; k < SUM_KINDS; k++) {
         struct http_text t = sum_demand(v, (enum sum_kind)k);
         if (t.data && v->expected != SUM_NONE)
-            visit_fail(v, S3_INVALID_REQUEST,
-                       "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.");
+            s3_task_fail(
+                v, S3_INVALID_REQUEST,
+                "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.");
         if (t.data) {
             v->expected = (enum sum_kind)k;
             http_text_copy(t, v->expected_value, sizeof(v->expected_value));
             check_expected(v, k);
         }
     }
-    http_text_copy(visit_demand(v, "x-amz-checksum-type"), v->expected_type, sizeof(v->expected_type));
+    http_text_copy(s3_task_demand(v, "x-amz-checksum-type"), v->expected_type, sizeof(v->expected_type));
     if (bytes.data && !http_text_u64(bytes, &v->expected_bytes))
-        visit_fail(v, S3_INVALID_ARGUMENT, "x-amz-mp-object-size is a number of bytes");
+        s3_task_fail(v, S3_INVALID_ARGUMENT, "x-amz-mp-object-size is a number of bytes");
     return v->code == S3_OK;
 }
 
-void op_complete_upload(struct visit *v)
+void op_complete_upload(struct s3_task *v)
 {
-    struct http_text host = visit_header(v, "host");
+    struct http_text host = s3_task_header(v, "host");
     snprintf(v->host, sizeof(v->host), "%s://%.*s", v->req->tls ? "https" : "http",
              (int)MIN(host.len, (size_t)250), host.data ? host.data : "");
     if (read_upload(v) && put_read_headers(v) && read_expected(v) && body_begin(v, COMPLETE_MAX)) {
         if (budget_reserve(v->service->budget, STORE_PARTS_MAX * sizeof(struct stored)) == 0) {
             v->body.charged += STORE_PARTS_MAX * sizeof(struct stored);
-            body_receive(v, complete, visit_send_xml);
+            body_receive(v, complete, s3_task_send_xml);
             return;
         }
-        visit_fail(v, S3_SLOW_DOWN, NULL);
+        s3_task_fail(v, S3_SLOW_DOWN, NULL);
     }
-    visit_refuse(v);
+    s3_task_refuse(v);
 }
 
 /* --- ListParts ---------------------------------------------------------------------------------------------------------------------------------- */
@@ -595,7 +596,7 @@ static int put_part(void *user, const struct store_part *part)
 }
 
 /* A number of the query, at most `max`, which it is where it is not given. What is no number would give another page than was meant. */
-static unsigned number_of(struct visit *v, const char *name, unsigned without, unsigned max)
+static unsigned number_of(struct s3_task *v, const char *name, unsigned without, unsigned max)
 {
     size_t len;
     uint64_t n = without;
@@ -603,7 +604,7 @@ static unsigned number_of(struct visit *v, const char *name, unsigned without, u
     if (text && len && !http_text_u64((struct http_text){text, len}, &n)) {
         char message[80];
         snprintf(message, sizeof(message), "Provided %s not an integer or within integer range", name);
-        visit_fail(v, S3_INVALID_ARGUMENT, message);
+        s3_task_fail(v, S3_INVALID_ARGUMENT, message);
     }
     return (unsigned)MIN(n, (uint64_t)max);
 }
@@ -616,12 +617,12 @@ static const char *class_of(const struct store_upload *upload)
 
 static int note_class(void *user, const struct store_upload *upload)
 {
-    struct visit *v = user;
+    struct s3_task *v = user;
     snprintf(v->storage_class, sizeof(v->storage_class), "%s", class_of(upload));
     return 0;
 }
 
-static void list_parts(struct visit *v)
+static void list_parts(struct s3_task *v)
 {
     struct leat_error err = {0};
     struct part_listing l = {.last = 0};
@@ -637,7 +638,7 @@ static void list_parts(struct visit *v)
         rc = store_part_list(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, after, max,
                              put_part, &l, &more, &err);
     if (rc < 0) {
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
         bytes_out_fini(&l.out);
         return;
     }
@@ -659,12 +660,12 @@ static void list_parts(struct visit *v)
     bytes_out_fini(&l.out);
 }
 
-void op_list_parts(struct visit *v)
+void op_list_parts(struct s3_task *v)
 {
-    if (read_upload(v) && visit_charge_list(v, "max-parts"))
-        visit_work(v, HTTP_PRIORITY_SHORT, list_parts, visit_send_xml);
+    if (read_upload(v) && s3_task_charge_list(v, "max-parts"))
+        s3_task_run(v, HTTP_PRIORITY_SHORT, list_parts, s3_task_send_xml);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }
 
 /* --- ListMultipartUploads -------------------------------------------------------------------------------------------------------------------------- */
@@ -693,7 +694,7 @@ static int put_upload(void *user, const struct store_upload *upload)
     return 0;
 }
 
-static void list_uploads(struct visit *v)
+static void list_uploads(struct s3_task *v)
 {
     struct leat_error err = {0};
     const char *encoding = s3_call_param(&v->call, "encoding-type", NULL);
@@ -706,9 +707,9 @@ static void list_uploads(struct visit *v)
     unsigned max = number_of(v, "max-uploads", S3_LIST_MAX, S3_LIST_MAX);
     bool more = false;
     if (encoding && !l.url)
-        visit_fail(v, S3_INVALID_ARGUMENT, "Invalid Encoding Method specified in Request");
+        s3_task_fail(v, S3_INVALID_ARGUMENT, "Invalid Encoding Method specified in Request");
     else if (delimiter && *delimiter)
-        visit_fail(v, S3_NOT_IMPLEMENTED, "Uploads are listed one by one: a delimiter is not implemented.");
+        s3_task_fail(v, S3_NOT_IMPLEMENTED, "Uploads are listed one by one: a delimiter is not implemented.");
     if (v->code != S3_OK)
         return;
     int rc = store_upload_list(objects_store(v->service->objects), v->call.bucket, prefix, prefix_len,
@@ -716,7 +717,7 @@ static void list_uploads(struct visit *v)
                                put_upload, &l, &more, &err);
     more = more && max;
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     struct bytes_out *out = &v->out;
     http_put(out,
              "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListMultipartUploadsResult xmlns=\"" S3_NAMESPACE
@@ -740,10 +741,10 @@ static void list_uploads(struct visit *v)
     bytes_out_fini(&l.last);
 }
 
-void op_list_uploads(struct visit *v)
+void op_list_uploads(struct s3_task *v)
 {
-    if (visit_charge_list(v, "max-uploads"))
-        visit_work(v, HTTP_PRIORITY_SHORT, list_uploads, visit_send_xml);
+    if (s3_task_charge_list(v, "max-uploads"))
+        s3_task_run(v, HTTP_PRIORITY_SHORT, list_uploads, s3_task_send_xml);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }

@@ -82,20 +82,21 @@ static struct http_text without_chunked(struct http_text t)
 }
 
 /* The same in the query, where SDKs that make a link put it. What could be no header is refused, as it is to come back as one. */
-static bool read_linked_meta(struct visit *v, size_t *user_bytes)
+static bool read_linked_meta(struct s3_task *v, size_t *user_bytes)
 {
     static const char token[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'*+-.^_`|~";
     for (unsigned i = 0; i < v->call.nparams; i++) {
         const struct s3_param *p = &v->call.params[i];
         const char *name = v->call.text + p->name_at, *value = v->call.text + p->value_at;
-        if (p->name_len <= 11 || strncasecmp(name, "x-amz-meta-", 11) != 0 || visit_header(v, name).data)
+        if (p->name_len <= 11 || strncasecmp(name, "x-amz-meta-", 11) != 0 || s3_task_header(v, name).data)
             continue;
         bool plain = name[strspn(name, token)] == 0;
         for (unsigned k = 0; plain && k < p->value_len; k++)
             plain = (unsigned char)value[k] >= ' ' && value[k] != 0x7f;
         if (!plain) {
-            visit_fail(v, S3_INVALID_ARGUMENT, "x-amz-meta- in the query has a character that no header has");
+            s3_task_fail(v, S3_INVALID_ARGUMENT,
+                         "x-amz-meta- in the query has a character that no header has");
             return false;
         }
         *user_bytes += p->name_len - 11 + p->value_len;
@@ -104,7 +105,7 @@ static bool read_linked_meta(struct visit *v, size_t *user_bytes)
     return true;
 }
 
-static bool read_meta(struct visit *v)
+static bool read_meta(struct s3_task *v)
 {
     static const char *const kept[] = {"content-type",     "content-encoding", "content-disposition",
                                        "content-language", "cache-control",    "expires"};
@@ -129,27 +130,28 @@ static bool read_meta(struct visit *v)
     }
     if (!read_linked_meta(v, &user_bytes))
         return false;
-    struct http_text class = visit_demand(v, "x-amz-storage-class");
+    struct http_text class = s3_task_demand(v, "x-amz-storage-class");
     if (!http_text_is(class, "STANDARD"))
         http_text_copy(class, v->storage_class, sizeof(v->storage_class));
     put_class(v);
     if (v->meta.failed)
-        visit_fail(v, S3_SLOW_DOWN, NULL);
+        s3_task_fail(v, S3_SLOW_DOWN, NULL);
     else if (user_bytes > USER_META_MAX || v->meta.len > STORE_META_MAX - 512)
-        visit_fail(v, S3_METADATA_TOO_LARGE, NULL);
+        s3_task_fail(v, S3_METADATA_TOO_LARGE, NULL);
     else if (objects_check_meta(v->service->objects, v->call.bucket, v->meta.data, v->meta.len, NULL) < 0)
-        visit_fail(v, S3_METADATA_TOO_LARGE,
-                   "Metadata of an object in a bucket that stands in front of another is at most 64 headers, "
-                   "and below 4096 bytes, names included.");
+        s3_task_fail(
+            v, S3_METADATA_TOO_LARGE,
+            "Metadata of an object in a bucket that stands in front of another is at most 64 headers, "
+            "and below 4096 bytes, names included.");
     return v->code == S3_OK;
 }
 
-static bool read_conditions(struct visit *v)
+static bool read_conditions(struct s3_task *v)
 {
-    struct http_text none = visit_header(v, "if-none-match"), match = visit_header(v, "if-match");
+    struct http_text none = s3_task_header(v, "if-none-match"), match = s3_task_header(v, "if-match");
     if (none.data && !http_text_is(none, "*")) {
-        visit_fail(v, S3_NOT_IMPLEMENTED,
-                   "If-None-Match of a write is \"*\": only if there is no such object");
+        s3_task_fail(v, S3_NOT_IMPLEMENTED,
+                     "If-None-Match of a write is \"*\": only if there is no such object");
         return false;
     }
     v->if_none_match = none.data != NULL;
@@ -158,27 +160,27 @@ static bool read_conditions(struct visit *v)
         match.len -= 2;
     }
     if (match.data && (match.len == 0 || match.len > STORE_ETAG_MAX)) {
-        visit_fail(v, S3_PRECONDITION_FAILED, NULL);
+        s3_task_fail(v, S3_PRECONDITION_FAILED, NULL);
         return false;
     }
     http_text_copy(match, v->if_match, sizeof(v->if_match));
     return true;
 }
 
-void put_class(struct visit *v)
+void put_class(struct s3_task *v)
 {
     if (v->storage_class[0])
         meta_put(&v->meta, "x-amz-storage-class", 19, v->storage_class, strlen(v->storage_class));
 }
 
-bool put_read_headers(struct visit *v)
+bool put_read_headers(struct s3_task *v)
 {
     return read_meta(v) && read_conditions(v);
 }
 
 /* --- PutObject -------------------------------------------------------------------------------------------------------------------- */
 
-static void begin(struct visit *v)
+static void begin(struct s3_task *v)
 {
     struct leat_error err = {0};
     int rc;
@@ -189,10 +191,10 @@ static void begin(struct visit *v)
         rc = objects_put_begin(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
                                v->body.bytes, 0, &v->body.put, &err);
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
 }
 
-static void commit(struct visit *v)
+static void commit(struct s3_task *v)
 {
     struct leat_error err = {0};
     if (v->body.sum != SUM_NONE) {
@@ -202,7 +204,7 @@ static void commit(struct visit *v)
             meta_put(&v->meta, "x-amz-checksum-type", 19, "FULL_OBJECT", 11);
     }
     if (v->meta.failed) {
-        visit_fail(v, S3_SLOW_DOWN, NULL);
+        s3_task_fail(v, S3_SLOW_DOWN, NULL);
         return;
     }
     struct store_commit c = {.meta = v->meta.data,
@@ -214,12 +216,12 @@ static void commit(struct visit *v)
                      : objects_put_commit(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
                                           put, &c, &v->info, &err);
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
 }
 
-static void committed(struct visit *v)
+static void committed(struct s3_task *v)
 {
-    struct bytes_out *headers = visit_answer(v, 200);
+    struct bytes_out *headers = s3_task_answer(v, 200);
     etag_header(headers, v->info.etag);
     if (v->body.sum != SUM_NONE) {
         http_put_header(headers, sum_names[v->body.sum].header, v->body.value);
@@ -229,47 +231,47 @@ static void committed(struct visit *v)
     http_send_copy(v->req, NULL, 0);
 }
 
-static void begun(struct visit *v)
+static void begun(struct s3_task *v)
 {
     body_receive(v, commit, committed);
 }
 
 /* What the head says is read. */
-static void receive(struct visit *v)
+static void receive(struct s3_task *v)
 {
     if (v->body.bytes > STORE_PUT_SMALL) {
-        visit_work(v, HTTP_PRIORITY_SHORT, begin, begun);
+        s3_task_run(v, HTTP_PRIORITY_SHORT, begin, begun);
         return;
     }
     begin(v);
     if (v->code == S3_OK)
         begun(v);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }
 
-void op_put(struct visit *v)
+void op_put(struct s3_task *v)
 {
     if (put_read_headers(v) && body_begin(v, 0))
         receive(v);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }
 
 /* --- UploadPart --------------------------------------------------------------------------------------------------------------------- */
 
-void op_upload_part(struct visit *v)
+void op_upload_part(struct s3_task *v)
 {
     if (upload_read_part(v) && body_begin(v, 0))
         receive(v);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }
 
 /* --- DeleteObject, DeleteObjects -------------------------------------------------------------------------------------------------------- */
 
 /* If-Match: that version and no other; none at all is as good. */
-static int delete_if(struct visit *v, struct leat_error *err)
+static int delete_if(struct s3_task *v, struct leat_error *err)
 {
     struct store *store = objects_store(v->service->objects);
     struct store_info info;
@@ -279,34 +281,34 @@ static int delete_if(struct visit *v, struct leat_error *err)
     return rc < 0 ? rc : store_delete(store, v->call.bucket, v->call.key, v->call.key_len, info.seq, err);
 }
 
-static void delete_one(struct visit *v)
+static void delete_one(struct s3_task *v)
 {
     struct leat_error err = {0};
     int rc = v->if_match[0]
                  ? delete_if(v, &err)
                  : objects_delete(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, &err);
     if (rc < 0 && rc != LEAT_NOT_FOUND)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
 }
 
-static void deleted(struct visit *v)
+static void deleted(struct s3_task *v)
 {
-    visit_send_empty(v, 204);
+    s3_task_send_empty(v, 204);
 }
 
-void op_delete(struct visit *v)
+void op_delete(struct s3_task *v)
 {
     if (read_conditions(v) &&
         (v->if_none_match || (v->if_match[0] && objects_remote(v->service->objects, v->call.bucket))))
-        visit_fail(v, S3_NOT_IMPLEMENTED,
-                   "A DELETE may have If-Match, in buckets that stand in front of no others.");
+        s3_task_fail(v, S3_NOT_IMPLEMENTED,
+                     "A DELETE may have If-Match, in buckets that stand in front of no others.");
     if (v->code == S3_OK)
-        visit_work_afar(v, HTTP_PRIORITY_SHORT, delete_one, deleted);
+        s3_task_run_remote(v, HTTP_PRIORITY_SHORT, delete_one, deleted);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }
 
-static int delete_them(struct visit *v, const struct s3_delete *d, struct leat_error *err)
+static int delete_them(struct s3_task *v, const struct s3_delete *d, struct leat_error *err)
 {
     struct store_key keys[S3_LIST_MAX];
     int codes[S3_LIST_MAX];
@@ -336,25 +338,25 @@ static int delete_them(struct visit *v, const struct s3_delete *d, struct leat_e
     return 0;
 }
 
-static void delete_many(struct visit *v)
+static void delete_many(struct s3_task *v)
 {
     struct leat_error err = {0};
     struct s3_delete *d;
     enum s3_code code = s3_delete_parse(v->body.document.data, v->body.document.len, &d);
     if (code != S3_OK) {
-        visit_fail(v, code, NULL);
+        s3_task_fail(v, code, NULL);
         return;
     }
     int rc = delete_them(v, d, &err);
     if (rc < 0)
-        visit_fail_store(v, rc, &err);
+        s3_task_fail_store(v, rc, &err);
     s3_delete_free(d);
 }
 
-void op_delete_many(struct visit *v)
+void op_delete_many(struct s3_task *v)
 {
     if (body_begin(v, DELETE_MAX))
-        body_receive(v, delete_many, visit_send_xml);
+        body_receive(v, delete_many, s3_task_send_xml);
     else
-        visit_refuse(v);
+        s3_task_refuse(v);
 }

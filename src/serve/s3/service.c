@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Happy path: a request is routed, its signature checked, its right to do so looked up, all on the reactor's thread; an object that is open already is
- * answered there and then, the rest becomes a visit.
+ * answered there and then, the rest becomes a task.
  * Failure modes: each refusal is an <Error> document with its code; nothing is done, and no body is read.
  * Invariants: no operation begins before the claim was checked and the right was given; secrets, signatures and queries are in no log.
  */
@@ -62,7 +62,7 @@ void s3_service_free(struct s3_service *service)
 }
 
 /* A number that nobody guesses the next of: splitmix64 over a counter and a random start. */
-static void make_id(struct s3_service *service, char out[VISIT_ID_TEXT])
+static void make_id(struct s3_service *service, char out[S3_TASK_ID_TEXT])
 {
     static const char hex[] = "0123456789ABCDEF";
     uint64_t x = service->id_seed +
@@ -103,7 +103,7 @@ static enum s3_code identify(struct s3_service *service, struct http_request *re
 enum need { NEED_READ, NEED_WRITE, NEED_OWN, NEED_CREATE, NEED_KEY };
 
 static const struct operation {
-    void (*begin)(struct visit *v);
+    void (*begin)(struct s3_task *v);
     enum need need;
 } operations[] = {
     [S3_OP_LIST_BUCKETS] = {op_list_buckets, NEED_KEY},
@@ -141,13 +141,13 @@ static enum s3_code permit(struct s3_service *service, const struct s3_call *cal
     case NEED_CREATE:
         return user->create ? S3_OK : S3_ACCESS_DENIED;
     case NEED_OWN:
-        return visit_may(service, keys, user, call->bucket, KEYS_OWN);
+        return s3_task_may(service, keys, user, call->bucket, KEYS_OWN);
     case NEED_WRITE:
-        return visit_may(service, keys, user, call->bucket, KEYS_WRITE);
+        return s3_task_may(service, keys, user, call->bucket, KEYS_WRITE);
     case NEED_READ:
         break;
     }
-    return visit_may(service, keys, user, call->bucket, KEYS_READ);
+    return s3_task_may(service, keys, user, call->bucket, KEYS_READ);
 }
 
 /* Does it change something, or send a document? Then its demands are checked. */
@@ -170,7 +170,7 @@ void s3_service_request(struct s3_service *service, struct http_request *req)
     struct s3_call call;
     struct sigv4_claim claim;
     struct sigv4_key key;
-    char id[VISIT_ID_TEXT];
+    char id[S3_TASK_ID_TEXT];
     const struct keys_user *user = NULL;
     char message[SITE_WHY_MAX] = "";
     bool other_region = false;
@@ -198,7 +198,7 @@ void s3_service_request(struct s3_service *service, struct http_request *req)
     if (code == S3_OK && understood)
         code = permit(service, &call, keys, user);
     if (code == S3_OK && understood && call.bucket[0] && call.op != S3_OP_CREATE_BUCKET &&
-        !visit_expected_owner(service, req, &call, "x-amz-expected-bucket-owner", call.bucket))
+        !s3_task_expected_owner(service, req, &call, "x-amz-expected-bucket-owner", call.bucket))
         code = S3_ACCESS_DENIED;
     if (code == S3_OK && !understood)
         code = call.code;
@@ -207,7 +207,7 @@ void s3_service_request(struct s3_service *service, struct http_request *req)
     if (code != S3_OK) {
         service_refuse(req, code, message, other_region ? service->region : NULL, id);
     } else if (!get_at_once(service, req, &call, is_signed, id)) {
-        struct visit *v = visit_new(service, req, &call, &claim, is_signed ? &key : NULL, keys, user);
+        struct s3_task *v = s3_task_new(service, req, &call, &claim, is_signed ? &key : NULL, keys, user);
         if (v) {
             memcpy(v->id, id, sizeof(v->id));
             operations[call.op].begin(v);
@@ -223,7 +223,7 @@ void s3_service_request(struct s3_service *service, struct http_request *req)
 void s3_service_refuse(struct s3_service *service, const struct http_refusal *refusal,
                        struct bytes_out *headers, struct bytes_out *body)
 {
-    char id[VISIT_ID_TEXT];
+    char id[S3_TASK_ID_TEXT];
     enum s3_code code = refusal->status == 411   ? S3_MISSING_LENGTH
                         : refusal->status == 408 ? S3_REQUEST_TIMEOUT
                         : refusal->status == 501 ? S3_NOT_IMPLEMENTED

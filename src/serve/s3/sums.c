@@ -43,10 +43,10 @@ bool sum_parse(const char *text, size_t len, unsigned bytes, uint8_t *ret_raw)
 }
 
 /* SDKs that make a link sign the checksum of an empty body into it, as they have seen no other: that one is no demand. */
-struct http_text sum_demand(const struct visit *v, enum sum_kind kind)
+struct http_text sum_demand(const struct s3_task *v, enum sum_kind kind)
 {
-    struct http_text t = visit_demand(v, sum_names[kind].header);
-    bool linked = !visit_header(v, sum_names[kind].header).data;
+    struct http_text t = s3_task_demand(v, sum_names[kind].header);
+    bool linked = !s3_task_header(v, sum_names[kind].header).data;
     return linked && http_text_is(t, sum_names[kind].empty) ? (struct http_text){0} : t;
 }
 
@@ -63,13 +63,13 @@ enum sum_kind sum_of_meta(const void *meta, size_t len, const char **ret_value, 
     return SUM_NONE;
 }
 
-bool sum_mismatch(struct visit *v, enum sum_kind actual)
+bool sum_mismatch(struct s3_task *v, enum sum_kind actual)
 {
     char message[160];
     snprintf(message, sizeof(message),
              "Checksum Type mismatch occurred, expected checksum Type: %s, actual checksum Type: %s",
              sum_names[v->declared].header + sizeof("x-amz-checksum-") - 1,
              actual == SUM_NONE ? "null" : sum_names[actual].header + sizeof("x-amz-checksum-") - 1);
-    visit_fail(v, S3_INVALID_REQUEST, message);
+    s3_task_fail(v, S3_INVALID_REQUEST, message);
     return false;
 }

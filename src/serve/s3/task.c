@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Happy path: an operation makes its visit work on a worker, comes back to the reactor's thread and answers; when the last byte is with the
+ * Happy path: an operation makes its task work on a worker, comes back to the reactor's thread and answers; when the last byte is with the
  * kernel, `over` lets go of all.
- * Failure modes: the peer goes while a worker is busy: the visit stays until the worker is done, then goes. The workers' queue is full: 503. A body
+ * Failure modes: the peer goes while a worker is busy: the task stays until the worker is done, then goes. The workers' queue is full: 503. A body
  * that breaks off: what was written of it is dropped, and nothing becomes visible.
- * Invariants: a visit is answered at most once; after `over` nothing touches the request.
+ * Invariants: a task is answered at most once; after `over` nothing touches the request.
  */
 #include "serve/s3/task.h"
 
@@ -15,7 +15,7 @@
 
 /* --- life ------------------------------------------------------------------------------------------------------------------ */
 
-void visit_free(struct visit *v)
+void s3_task_free(struct s3_task *v)
 {
     store_obj_unref(v->obj);
     bundling_free(v->bundling);
@@ -50,11 +50,11 @@ static void dropped_done(struct http_work *work, struct http_request *req)
     free(d);
 }
 
-static void drop_put(struct visit *v)
+static void drop_put(struct s3_task *v)
 {
     struct dropped *d = v->body.put ? malloc(sizeof(*d)) : NULL;
     if (!d)
-        return; /* visit_free does it */
+        return; /* s3_task_free does it */
     *d = (struct dropped){.work = {.run = dropped_run, .done = dropped_done}, .put = v->body.put};
     if (http_work_start(v->service->workers, v->ref, HTTP_PRIORITY_SHORT, &d->work) == 0)
         v->body.put = NULL;
@@ -64,19 +64,19 @@ static void drop_put(struct visit *v)
 
 static void on_over(struct http_request *req, int rc)
 {
-    struct visit *v = req->user;
+    struct s3_task *v = req->user;
     (void)rc;
     v->req = NULL;
     if (v->working) {
-        if (atomic_exchange(&v->hands, VISIT_OVER) ==
-            VISIT_DOOR) /* the worker is done: his word is on its way */
+        if (atomic_exchange(&v->hands, S3_TASK_OVER) ==
+            S3_TASK_REACTOR) /* the worker is done: his word is on its way */
             drop_put(v);
         return; /* else he drops it */
     }
     if (get_unwait(v))
         return;
     drop_put(v);
-    visit_free(v);
+    s3_task_free(v);
 }
 
 static void on_full(struct http_request *req, size_t got, bool last)
@@ -86,15 +86,15 @@ static void on_full(struct http_request *req, size_t got, bool last)
 
 static const struct http_ops ops = {.full = on_full, .more = get_more, .over = on_over};
 
-struct visit *visit_new(struct s3_service *service, struct http_request *req, const struct s3_call *call,
-                        const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
-                        const struct keys_user *user)
+struct s3_task *s3_task_new(struct s3_service *service, struct http_request *req, const struct s3_call *call,
+                            const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
+                            const struct keys_user *user)
 {
-    if (budget_reserve(service->budget, sizeof(struct visit)) < 0)
+    if (budget_reserve(service->budget, sizeof(struct s3_task)) < 0)
         return NULL;
-    struct visit *v = calloc(1, sizeof(*v));
+    struct s3_task *v = calloc(1, sizeof(*v));
     if (!v) {
-        budget_release(service->budget, sizeof(struct visit));
+        budget_release(service->budget, sizeof(struct s3_task));
         return NULL;
     }
     v->body.charged = sizeof(*v); /* given back by body_fini, with the rest */
@@ -121,59 +121,59 @@ struct visit *visit_new(struct s3_service *service, struct http_request *req, co
 
 static void work_run(struct http_work *work)
 {
-    struct visit *v = container_of(work, struct visit, work);
+    struct s3_task *v = container_of(work, struct s3_task, work);
     v->run(v);
-    if (atomic_exchange(&v->hands, VISIT_DOOR) == VISIT_OVER)
+    if (atomic_exchange(&v->hands, S3_TASK_REACTOR) == S3_TASK_OVER)
         store_put_abort(TAKE_PTR(v->body.put));
 }
 
 static void work_done(struct http_work *work, struct http_request *req)
 {
-    struct visit *v = container_of(work, struct visit, work);
+    struct s3_task *v = container_of(work, struct s3_task, work);
     v->working = false;
     if (!req || !v->req) {
         v->req = NULL;
-        visit_free(v);
+        s3_task_free(v);
         return;
     }
     if (work->cancelled)
-        visit_fail(v, S3_UNAVAILABLE, "This server ends.");
+        s3_task_fail(v, S3_UNAVAILABLE, "This server ends.");
     if (v->code != S3_OK)
-        visit_refuse(v);
+        s3_task_refuse(v);
     else if (v->then)
         v->then(v);
 }
 
-static void work_by(struct visit *v, struct http_workers *workers, enum http_priority priority,
-                    uint64_t party, void (*run)(struct visit *v), void (*then)(struct visit *v))
+static void work_by(struct s3_task *v, struct http_workers *workers, enum http_priority priority,
+                    uint64_t party, void (*run)(struct s3_task *v), void (*then)(struct s3_task *v))
 {
     v->work = (struct http_work){.run = work_run, .done = work_done, .party = party};
     v->run = run;
     v->then = then;
     v->working = true;
-    atomic_store(&v->hands, VISIT_WORKER);
+    atomic_store(&v->hands, S3_TASK_WORKER);
     if (http_work_start(workers, v->ref, priority, &v->work) == 0)
         return;
     v->working = false;
-    visit_fail(v, S3_SLOW_DOWN, NULL);
-    visit_refuse(v);
+    s3_task_fail(v, S3_SLOW_DOWN, NULL);
+    s3_task_refuse(v);
 }
 
-void visit_work(struct visit *v, enum http_priority priority, void (*run)(struct visit *v),
-                void (*then)(struct visit *v))
+void s3_task_run(struct s3_task *v, enum http_priority priority, void (*run)(struct s3_task *v),
+                 void (*then)(struct s3_task *v))
 {
     work_by(v, v->service->workers, priority, 0, run, then);
 }
 
 /* The remote that it has to do with; 0: none. */
-static uint64_t remote_of(const struct visit *v)
+static uint64_t remote_of(const struct s3_task *v)
 {
     uint64_t remote = objects_remote(v->service->objects, v->call.bucket);
     return remote || !v->from_bucket[0] ? remote : objects_remote(v->service->objects, v->from_bucket);
 }
 
-void visit_work_afar(struct visit *v, enum http_priority priority, void (*run)(struct visit *v),
-                     void (*then)(struct visit *v))
+void s3_task_run_remote(struct s3_task *v, enum http_priority priority, void (*run)(struct s3_task *v),
+                        void (*then)(struct s3_task *v))
 {
     uint64_t remote = remote_of(v);
     work_by(v, remote ? v->service->waiters : v->service->workers, priority, remote, run, then);
@@ -181,7 +181,7 @@ void visit_work_afar(struct visit *v, enum http_priority priority, void (*run)(s
 
 /* --- failures -------------------------------------------------------------------------------------------------------------- */
 
-void visit_fail(struct visit *v, enum s3_code code, const char *message)
+void s3_task_fail(struct s3_task *v, enum s3_code code, const char *message)
 {
     if (v->code != S3_OK)
         return;
@@ -232,7 +232,7 @@ enum s3_code code_of_store(int rc)
  * What the client is to hear beyond the code's own sentence, or NULL: its own mistake, or which remote fails. The address, the path and what the
  * remote said are for administrators; others may ask them.
  */
-static const char *told_of(const struct visit *v, enum s3_code code, int rc, const char *why)
+static const char *told_of(const struct s3_task *v, enum s3_code code, int rc, const char *why)
 {
     if (rc == LEAT_CORRUPT)
         return "The object is damaged on the server's disk, and there is no other copy of it: store it anew, "
@@ -255,7 +255,7 @@ static const char *told_of(const struct visit *v, enum s3_code code, int rc, con
                                          : NULL;
 }
 
-void visit_fail_store(struct visit *v, int rc, const struct leat_error *err)
+void s3_task_fail_store(struct s3_task *v, int rc, const struct leat_error *err)
 {
     enum s3_code code = code_of_store(rc);
     const char *why = err && err->message[0] ? err->message : "";
@@ -265,7 +265,7 @@ void visit_fail_store(struct visit *v, int rc, const struct leat_error *err)
     if (ours || (code == S3_INVALID_ARGUMENT && *why && told != why))
         log_warning_limited("s3: %s in %s: %s", s3_op_name(v->call.op), v->call.bucket,
                             *why ? why : strerror(-rc));
-    visit_fail(v, code, told);
+    s3_task_fail(v, code, told);
 }
 
 static struct http_text resource_of(const struct http_request *req)
@@ -273,7 +273,7 @@ static struct http_text resource_of(const struct http_request *req)
     return req->path; /* escaped as it came, so it is plain text */
 }
 
-struct bytes_out *service_answer(struct http_request *req, unsigned status, const char id[VISIT_ID_TEXT])
+struct bytes_out *service_answer(struct http_request *req, unsigned status, const char id[S3_TASK_ID_TEXT])
 {
     struct bytes_out *headers = http_respond(req, status);
     http_put_header(headers, "x-amz-request-id", id);
@@ -308,17 +308,17 @@ static void put_error(struct http_request *req, enum s3_code code, const char *m
 }
 
 void service_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
-                    const char id[VISIT_ID_TEXT])
+                    const char id[S3_TASK_ID_TEXT])
 {
     put_error(req, code, message && *message ? message : NULL, region, NULL, id);
 }
 
-void service_refuse_range(struct http_request *req, uint64_t bytes, const char id[VISIT_ID_TEXT])
+void service_refuse_range(struct http_request *req, uint64_t bytes, const char id[S3_TASK_ID_TEXT])
 {
     put_error(req, S3_INVALID_RANGE, NULL, NULL, &bytes, id);
 }
 
-void visit_refuse(struct visit *v)
+void s3_task_refuse(struct s3_task *v)
 {
     if (v->answered) { /* the head is gone: a body that is too short is all that can be said */
         http_abort(v->req);
@@ -342,7 +342,7 @@ static bool makes_object(enum s3_op op)
            op == S3_OP_UPLOAD_PART || op == S3_OP_UPLOAD_PART_COPY || op == S3_OP_COMPLETE_UPLOAD;
 }
 
-struct bytes_out *visit_answer(struct visit *v, unsigned status)
+struct bytes_out *s3_task_answer(struct s3_task *v, unsigned status)
 {
     v->answered = true;
     struct bytes_out *headers = service_answer(v->req, status, v->id);
@@ -351,19 +351,19 @@ struct bytes_out *visit_answer(struct visit *v, unsigned status)
     return headers;
 }
 
-void visit_send_xml(struct visit *v)
+void s3_task_send_xml(struct s3_task *v)
 {
-    visit_send_xml_dated(v, NULL);
+    s3_task_send_xml_dated(v, NULL);
 }
 
-void visit_send_xml_dated(struct visit *v, const char *modified)
+void s3_task_send_xml_dated(struct s3_task *v, const char *modified)
 {
     if (v->out.failed) {
-        visit_fail(v, S3_SLOW_DOWN, NULL);
-        visit_refuse(v);
+        s3_task_fail(v, S3_SLOW_DOWN, NULL);
+        s3_task_refuse(v);
         return;
     }
-    struct bytes_out *headers = visit_answer(v, 200);
+    struct bytes_out *headers = s3_task_answer(v, 200);
     http_put_header(headers, "Content-Type", "application/xml");
     if (modified)
         http_put_header(headers, "Last-Modified", modified);
@@ -374,7 +374,7 @@ void visit_send_xml_dated(struct visit *v, const char *modified)
 /* Of a list's entry: a key of 1,024 bytes that takes three times as much where it is escaped, and what stands beside it. */
 #define LIST_ENTRY_BYTES (4 * KIB)
 
-bool visit_charge_list(struct visit *v, const char *max_name)
+bool s3_task_charge_list(struct s3_task *v, const char *max_name)
 {
     size_t len;
     uint64_t max = S3_LIST_MAX;
@@ -383,20 +383,20 @@ bool visit_charge_list(struct visit *v, const char *max_name)
         http_text_u64((struct http_text){text, len}, &max);
     uint64_t bytes = (MIN(max, (uint64_t)S3_LIST_MAX) + 1) * LIST_ENTRY_BYTES;
     if (budget_reserve(v->service->budget, bytes) < 0) {
-        visit_fail(v, S3_SLOW_DOWN, NULL);
+        s3_task_fail(v, S3_SLOW_DOWN, NULL);
         return false;
     }
     v->body.charged += bytes;
     return true;
 }
 
-void visit_send_empty(struct visit *v, unsigned status)
+void s3_task_send_empty(struct s3_task *v, unsigned status)
 {
-    visit_answer(v, status);
+    s3_task_answer(v, status);
     http_send_copy(v->req, NULL, 0);
 }
 
-struct http_text visit_header(const struct visit *v, const char *name)
+struct http_text s3_task_header(const struct s3_task *v, const char *name)
 {
     return http_header(v->req->reader, v->req->head, name);
 }
@@ -413,7 +413,7 @@ static struct http_text demand_of(const struct http_request *req, const struct s
     return t;
 }
 
-struct http_text visit_demand(const struct visit *v, const char *name)
+struct http_text s3_task_demand(const struct s3_task *v, const char *name)
 {
     return demand_of(v->req, &v->call, name);
 }
@@ -426,8 +426,8 @@ void etag_header(struct bytes_out *headers, const char *etag)
     http_put_header(headers, "ETag", quoted);
 }
 
-enum s3_code visit_may(struct s3_service *service, struct keys *keys, const struct keys_user *user,
-                       const char *bucket, enum keys_right right)
+enum s3_code s3_task_may(struct s3_service *service, struct keys *keys, const struct keys_user *user,
+                         const char *bucket, enum keys_right right)
 {
     char owner[OBJECTS_OWNER_MAX + 1];
     if (keys_may(keys, user, bucket, "", right))
@@ -442,8 +442,8 @@ enum s3_code visit_may(struct s3_service *service, struct keys *keys, const stru
     return rc == 0 && keys_may(keys, user, bucket, owner, right) ? S3_OK : S3_ACCESS_DENIED;
 }
 
-bool visit_expected_owner(struct s3_service *service, const struct http_request *req,
-                          const struct s3_call *call, const char *name, const char *bucket)
+bool s3_task_expected_owner(struct s3_service *service, const struct http_request *req,
+                            const struct s3_call *call, const char *name, const char *bucket)
 {
     char owner[OBJECTS_OWNER_MAX + 1];
     struct http_text expected = demand_of(req, call, name);

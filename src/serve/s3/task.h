@@ -2,10 +2,10 @@
 /*
  * task.h: one request that is not answered at once, and what the operations share.
  *
- *   op_*(v) on the reactor's thread ─▶ visit_work(v, run, then) ─▶ run(v) on a worker ─▶ then(v) on the reactor's thread ─▶ answer_*
+ *   op_*(v) on the reactor's thread ─▶ s3_task_run(v, run, then) ─▶ run(v) on a worker ─▶ then(v) on the reactor's thread ─▶ answer_*
  *
- * `run` sets v->code (and message) on failure, and then visit answers with that error instead of calling `then`. A visit lives until its
- * request is over and no work of it is under way. `run` touches nothing of the request: what it needs is in the visit.
+ * `run` sets v->code (and message) on failure, and then task answers with that error instead of calling `then`. A task lives until its
+ * request is over and no work of it is under way. `run` touches nothing of the request: what it needs is in the task.
  */
 #ifndef SERVE_S3_TASK_H
 #define SERVE_S3_TASK_H
@@ -33,28 +33,29 @@ struct s3_service {
     _Atomic uint64_t ids;
 };
 
-#define VISIT_ID_TEXT 17
+#define S3_TASK_ID_TEXT 17
 
-/* Who lets go of what a visit writes when its request is over. */
-enum visit_hands { VISIT_DOOR, VISIT_WORKER, VISIT_OVER };
+/* Who lets go of what a task writes when its request is over. */
+enum s3_task_hands { S3_TASK_REACTOR, S3_TASK_WORKER, S3_TASK_OVER };
 
-struct visit {
+struct s3_task {
     struct s3_service *service;
     struct http_request *req; /* NULL: over */
     struct http_ref ref;
     struct http_work work;
     bool working, answered;
-    _Atomic int hands; /* enum visit_hands: VISIT_WORKER until `run` has ended, or, before that, VISIT_OVER */
-    void (*run)(struct visit *v);
-    void (*then)(struct visit *v);
+    _Atomic int
+        hands; /* enum s3_task_hands: S3_TASK_WORKER until `run` has ended, or, before that, S3_TASK_OVER */
+    void (*run)(struct s3_task *v);
+    void (*then)(struct s3_task *v);
 
     /* Who, and what. */
     struct keys *keys; /* a reference */
     const struct keys_user *user;
-    char id[VISIT_ID_TEXT];
+    char id[S3_TASK_ID_TEXT];
     struct s3_call call;
     enum sigv4_how how;
-    struct visit_body body;
+    struct s3_task_body body;
 
     /* What came out of it. */
     enum s3_code code;
@@ -111,105 +112,105 @@ struct visit {
 /* --- task.c ------------------------------------------------------------------------------------------------------------- */
 
 /* NULL: the budget or the heap has no memory; nothing was answered. Takes a reference to keys of its own. */
-struct visit *visit_new(struct s3_service *service, struct http_request *req, const struct s3_call *call,
-                        const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
-                        const struct keys_user *user);
+struct s3_task *s3_task_new(struct s3_service *service, struct http_request *req, const struct s3_call *call,
+                            const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
+                            const struct keys_user *user);
 /* See above; long: it may take more than some milliseconds. then NULL: nothing. */
-void visit_work(struct visit *v, enum http_priority priority, void (*run)(struct visit *v),
-                void (*then)(struct visit *v));
+void s3_task_run(struct s3_task *v, enum http_priority priority, void (*run)(struct s3_task *v),
+                 void (*then)(struct s3_task *v));
 /* The same for a run that, in a bucket in front of another, may wait for that one; `priority` is for other buckets. */
-void visit_work_afar(struct visit *v, enum http_priority priority, void (*run)(struct visit *v),
-                     void (*then)(struct visit *v));
+void s3_task_run_remote(struct s3_task *v, enum http_priority priority, void (*run)(struct s3_task *v),
+                        void (*then)(struct s3_task *v));
 /* On a worker or the service: remembers a failure. message may be NULL. */
-void visit_fail(struct visit *v, enum s3_code code, const char *message);
+void s3_task_fail(struct s3_task *v, enum s3_code code, const char *message);
 /* The same for a code of the store; what is the server's fault is logged. */
-void visit_fail_store(struct visit *v, int rc, const struct leat_error *err);
+void s3_task_fail_store(struct s3_task *v, int rc, const struct leat_error *err);
 /* Answers with v->code. */
-void visit_refuse(struct visit *v);
+void s3_task_refuse(struct s3_task *v);
 /* Begins an answer: with the request's id. */
-struct bytes_out *visit_answer(struct visit *v, unsigned status);
+struct bytes_out *s3_task_answer(struct s3_task *v, unsigned status);
 /* 200 and v->out as XML. */
-void visit_send_xml(struct visit *v);
-void visit_send_xml_dated(struct visit *v, const char *modified); /* with Last-Modified, unless NULL */
+void s3_task_send_xml(struct s3_task *v);
+void s3_task_send_xml_dated(struct s3_task *v, const char *modified); /* with Last-Modified, unless NULL */
 /* Charges what the answer of a list takes: so many entries as the parameter says, or S3_LIST_MAX. False: there is no room; v->code is set. */
-bool visit_charge_list(struct visit *v, const char *max_name);
+bool s3_task_charge_list(struct s3_task *v, const char *max_name);
 /* A head alone, 200 or 204. */
-void visit_send_empty(struct visit *v, unsigned status);
+void s3_task_send_empty(struct s3_task *v, unsigned status);
 /* The request's header; data NULL: none. Door's thread, before the answer. */
-struct http_text visit_header(const struct visit *v, const char *name);
+struct http_text s3_task_header(const struct s3_task *v, const char *name);
 /* The same, or the query's parameter of that name, where SDKs that make a link put it. */
-struct http_text visit_demand(const struct visit *v, const char *name);
+struct http_text s3_task_demand(const struct s3_task *v, const char *name);
 /* May he who asks do this with that bucket? S3_OK, or what to answer. [reactor's thread or a worker] */
-enum s3_code visit_may(struct s3_service *service, struct keys *keys, const struct keys_user *user,
-                       const char *bucket, enum keys_right right);
+enum s3_code s3_task_may(struct s3_service *service, struct keys *keys, const struct keys_user *user,
+                         const char *bucket, enum keys_right right);
 /*
  * The header or parameter `name` says whose bucket the client takes it for, by the id that ListBuckets tells its owner ("anonymous": of those that nobody owns). True
  * where it says so rightly, or nothing; also where there is no such bucket, as that is said elsewhere.
  */
-bool visit_expected_owner(struct s3_service *service, const struct http_request *req,
-                          const struct s3_call *call, const char *name, const char *bucket);
+bool s3_task_expected_owner(struct s3_service *service, const struct http_request *req,
+                            const struct s3_call *call, const char *name, const char *bucket);
 /* Do objects of this bucket lie on disks that were stated to be encrypted, and nowhere else? */
 bool service_encrypts(const struct s3_service *service, const char *bucket);
 void etag_header(struct bytes_out *headers, const char *etag);
-void visit_free(struct visit *v); /* over, and nobody works on it */
+void s3_task_free(struct s3_task *v); /* over, and nobody works on it */
 
 /* Begins an answer: with the request's id, and what keeps a browser from running an object. */
-struct bytes_out *service_answer(struct http_request *req, unsigned status, const char id[VISIT_ID_TEXT]);
-/* An error for a request without a visit. */
+struct bytes_out *service_answer(struct http_request *req, unsigned status, const char id[S3_TASK_ID_TEXT]);
+/* An error for a request without a task. */
 void service_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
-                    const char id[VISIT_ID_TEXT]);
+                    const char id[S3_TASK_ID_TEXT]);
 /* InvalidRange, of something of so many bytes. */
-void service_refuse_range(struct http_request *req, uint64_t bytes, const char id[VISIT_ID_TEXT]);
+void service_refuse_range(struct http_request *req, uint64_t bytes, const char id[S3_TASK_ID_TEXT]);
 enum s3_code code_of_store(int rc);
 
-/* --- the operations: called on the reactor's thread with a fresh visit ------------------------------------------------------- */
+/* --- the operations: called on the reactor's thread with a fresh task ------------------------------------------------------- */
 
-void op_get(struct visit *v); /* and HEAD */
+void op_get(struct s3_task *v); /* and HEAD */
 /* At once, where all of it is at hand; false: by op_get. */
 void get_more(struct http_request *req); /* http_ops.more */
-/* The visit is over: it is not told of its object any more. True: it was, and goes when the message arrives. */
-bool get_unwait(struct visit *v);
+/* The task is over: it is not told of its object any more. True: it was, and goes when the message arrives. */
+bool get_unwait(struct s3_task *v);
 bool get_at_once(struct s3_service *service, struct http_request *req, const struct s3_call *call,
-                 bool is_signed, const char id[VISIT_ID_TEXT]);
+                 bool is_signed, const char id[S3_TASK_ID_TEXT]);
 /* batch.c: with ?archpath; POST /bucket?batch; the next instalment of either. */
-void op_member(struct visit *v);
-void op_batch(struct visit *v);
-void bundling_more(struct visit *v);
+void op_member(struct s3_task *v);
+void op_batch(struct s3_task *v);
+void bundling_more(struct s3_task *v);
 void bundling_free(struct bundling *bundling);
-void op_attributes(struct visit *v);
-void op_put(struct visit *v);
-void op_copy(struct visit *v);
-void op_delete(struct visit *v);
-void op_delete_many(struct visit *v);
-void op_list_buckets(struct visit *v);
-void op_create_bucket(struct visit *v);
-void op_head_bucket(struct visit *v);
-void op_delete_bucket(struct visit *v);
-void op_location(struct visit *v);
-void op_default_read(struct visit *v);
-void op_list(struct visit *v);
-void op_list_uploads(struct visit *v);
-void op_create_upload(struct visit *v);
-void op_upload_part(struct visit *v);
-void op_list_parts(struct visit *v);
-void op_complete_upload(struct visit *v);
-void op_abort_upload(struct visit *v);
+void op_attributes(struct s3_task *v);
+void op_put(struct s3_task *v);
+void op_copy(struct s3_task *v);
+void op_delete(struct s3_task *v);
+void op_delete_many(struct s3_task *v);
+void op_list_buckets(struct s3_task *v);
+void op_create_bucket(struct s3_task *v);
+void op_head_bucket(struct s3_task *v);
+void op_delete_bucket(struct s3_task *v);
+void op_location(struct s3_task *v);
+void op_default_read(struct s3_task *v);
+void op_list(struct s3_task *v);
+void op_list_uploads(struct s3_task *v);
+void op_create_upload(struct s3_task *v);
+void op_upload_part(struct s3_task *v);
+void op_list_parts(struct s3_task *v);
+void op_complete_upload(struct s3_task *v);
+void op_abort_upload(struct s3_task *v);
 
 /* demands.c: S3_OK, or why what x-amz- headers demand is not done; *ret_message: a sentence for the client. */
 enum s3_code demands_check(const struct s3_service *service, const struct http_request *req,
                            const struct s3_call *call, char *ret_message, size_t cap);
 /* put.c: what a request says of the object that it makes: meta, conditions. False: v->code is set. */
-bool put_read_headers(struct visit *v);
+bool put_read_headers(struct s3_task *v);
 /* The storage class that was asked for, into v->meta. */
-void put_class(struct visit *v);
+void put_class(struct s3_task *v);
 /* multipart.c: v->upload and v->part from the query, and v->declared of that upload. False: v->code is set. */
-bool upload_read_part(struct visit *v);
+bool upload_read_part(struct s3_task *v);
 /* The algorithm of a part, or of the object to be, is not its upload's. Returns false. */
-bool sum_mismatch(struct visit *v, enum sum_kind actual);
+bool sum_mismatch(struct s3_task *v, enum sum_kind actual);
 /* What checksum an object or a part has: its text, and whether it is of all bytes; SUM_NONE: none. */
 enum sum_kind sum_of_meta(const void *meta, size_t len, const char **ret_value, bool *ret_full);
 /* The checksum of this kind that the request says its body or object has. */
-struct http_text sum_demand(const struct visit *v, enum sum_kind kind);
+struct http_text sum_demand(const struct s3_task *v, enum sum_kind kind);
 /* Pairs of store.h. */
 void meta_put(struct bytes_out *meta, const char *name, size_t name_len, const char *value, size_t value_len);
 
