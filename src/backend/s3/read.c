@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #include "backend/s3/session.h"
-#include "backend/s3/whole.h"
+#include "backend/s3/object_sum.h"
 #include "base/clock.h"
 
 #define BLOCK_MIN (256 * KIB)
@@ -28,7 +28,7 @@ struct s3_file {
     char modified[HTTP_DATE_BYTES]; /* where there is no ETag: as the first answer said it */
     int64_t written;                /* where none was given: when, as whoever opened it knows; 0: unknown */
     bool all;                       /* of it will be read through this handle */
-    struct whole
+    struct object_sum
         *whole; /* it comes in several blocks: NULL before the first, or if it is not to be checked */
     struct backend_read *last; /* has all its bytes, and waits for the server's checksum */
 };
@@ -83,7 +83,7 @@ int s3_open(struct backend *base, const char *uri, const char *etag, uint64_t by
 void s3_close(struct backend_file *file)
 {
     struct s3_file *f = container_of(file, struct s3_file, base);
-    whole_free(f->whole);
+    object_sum_free(f->whole);
     target_fini(&f->target);
     free(f);
 }
@@ -206,7 +206,7 @@ static void read_spoil(struct backend_read *read, int rc, const struct leat_erro
 static void judge(struct s3_file *f, struct backend_read *read)
 {
     struct leat_error err = {0}, said;
-    int rc = whole_verdict(f->whole, &said);
+    int rc = object_sum_verdict(f->whole, &said);
     if (rc > 0)
         f->b->stats.checked++;
     else if (rc == 0)
@@ -219,7 +219,7 @@ static void judge(struct s3_file *f, struct backend_read *read)
 static void read_over(struct backend_read *read)
 {
     struct s3_file *f = file_of(read);
-    if (f->whole && read->rc == 0 && whole_covered(f->whole)) {
+    if (f->whole && read->rc == 0 && object_sum_covered(f->whole)) {
         if (!f->whole->over) {
             f->last = read;
             return;
@@ -229,7 +229,7 @@ static void read_over(struct backend_read *read)
     read_end(read);
 }
 
-static void whole_settled(void *user)
+static void object_sum_settled(void *user)
 {
     struct s3_file *f = user;
     struct backend_read *read = TAKE_PTR(f->last);
@@ -272,7 +272,7 @@ static void block_end(struct request *rq, int rc, const struct leat_error *err)
     if (rc < 0)
         read_spoil(read, rc, err);
     else if (f->whole)
-        whole_add(f->whole, k->offset, rq->dst, k->bytes);
+        object_sum_add(f->whole, k->offset, rq->dst, k->bytes);
     if (rc == 0)
         b->limit = MIN((double)b->max_blocks, b->limit + 1.0 / b->limit);
     read->inside--;
@@ -340,7 +340,7 @@ static void block_start(struct block *k, struct backend_read *read, uint64_t byt
     /* Of an object that is to be read to its end, and not in one piece. Without memory it is not checked. */
     bool all = f->bytes && (f->all || (read->offset == 0 && read->bytes == f->bytes));
     if (all && !whole && !f->whole && f->target.bucket &&
-        whole_new(b, &f->target, f->etag, f->bytes, whole_settled, f, &f->whole) < 0)
+        object_sum_new(b, &f->target, f->etag, f->bytes, object_sum_settled, f, &f->whole) < 0)
         f->all = false;
     k->read = read;
     k->offset = read->next;

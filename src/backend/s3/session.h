@@ -141,7 +141,7 @@ int s3_list(struct backend *base, const char *uri, bool recursive, const char *a
             int (*object)(void *user, const struct backend_object *object), void *user,
             struct leat_error *err);
 int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat, struct leat_error *err);
-int s3_first(struct backend *base, const char *uri, void *dst, uint64_t room, bool whole,
+int s3_first(struct backend *base, const char *uri, void *dst, uint64_t room, bool sum,
              struct backend_stat *ret_stat, uint64_t *ret_bytes, struct leat_error *err);
 int s3_open(struct backend *base, const char *uri, const char *etag, uint64_t bytes,
             struct backend_file **ret_file, struct leat_error *err);

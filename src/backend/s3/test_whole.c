@@ -2,7 +2,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 
-#include "backend/s3/whole.h"
+#include "backend/s3/object_sum.h"
 #include "base/rng.h"
 
 #include <cmocka.h>
@@ -12,9 +12,9 @@
 
 static uint8_t data[BYTES];
 
-static struct whole *fresh(enum s3_crc_kind kind)
+static struct object_sum *fresh(enum s3_crc_kind kind)
 {
-    static struct whole w;
+    static struct object_sum w;
     uint64_t seed = 7;
     for (unsigned i = 0; i < BYTES; i++)
         data[i] = (uint8_t)rng_next(&seed);
@@ -30,7 +30,7 @@ static void test_any_order(void **state)
 {
     uint64_t seed = 1;
     for (unsigned turn = 0; turn < 200; turn++) {
-        struct whole *w = fresh(1 + turn % (S3_CRC_KINDS - 1));
+        struct object_sum *w = fresh(1 + turn % (S3_CRC_KINDS - 1));
         struct s3_crc told = w->crc;
         uint64_t cuts[BLOCKS + 1] = {0};
         unsigned order[BLOCKS];
@@ -46,38 +46,38 @@ static void test_any_order(void **state)
         w->state = WHOLE_ASKING;
         w->crc.kind = S3_CRC_NONE;
         for (unsigned k = 0; k < BLOCKS; k++) {
-            assert_false(whole_covered(w));
+            assert_false(object_sum_covered(w));
             if (k == turn % BLOCKS) {
                 w->state = WHOLE_TOLD;
                 w->crc = told;
             }
             uint64_t at = cuts[order[k]];
-            whole_add(w, at, data + at, cuts[order[k] + 1] - at);
+            object_sum_add(w, at, data + at, cuts[order[k] + 1] - at);
         }
-        assert_true(whole_covered(w));
-        assert_int_equal(whole_verdict(w, NULL), 1);
+        assert_true(object_sum_covered(w));
+        assert_int_equal(object_sum_verdict(w, NULL), 1);
         w->crc.value ^= 1;
-        assert_int_equal(whole_verdict(w, NULL), LEAT_CORRUPT);
+        assert_int_equal(object_sum_verdict(w, NULL), LEAT_CORRUPT);
     }
 }
 
 /* What this is not for is given up, not judged. */
 static void test_given_up(void **state)
 {
-    struct whole *w = fresh(S3_CRC32C);
-    whole_add(w, 100, data + 100, 100);
-    whole_add(w, 150, data + 150, 10); /* again */
+    struct object_sum *w = fresh(S3_CRC32C);
+    object_sum_add(w, 100, data + 100, 100);
+    object_sum_add(w, 150, data + 150, 10); /* again */
     assert_int_equal(w->state, WHOLE_GIVEN_UP);
     w = fresh(S3_CRC32C);
-    whole_add(w, 100, data + 100, 100);
-    whole_add(w, 50, data + 50, 60); /* over its beginning */
+    object_sum_add(w, 100, data + 100, 100);
+    object_sum_add(w, 50, data + 50, 60); /* over its beginning */
     assert_int_equal(w->state, WHOLE_GIVEN_UP);
     w = fresh(S3_CRC32C);
-    for (unsigned k = 0; k <= WHOLE_RUNS_MAX; k++)
-        whole_add(w, 10 * k, data + 10 * k, 5); /* here and there */
+    for (unsigned k = 0; k <= OBJECT_SUM_RUNS_MAX; k++)
+        object_sum_add(w, 10 * k, data + 10 * k, 5); /* here and there */
     assert_int_equal(w->state, WHOLE_GIVEN_UP);
-    assert_false(whole_covered(w));
-    assert_int_equal(whole_verdict(w, NULL), 0);
+    assert_false(object_sum_covered(w));
+    assert_int_equal(object_sum_verdict(w, NULL), 0);
 }
 
 int main(void)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "backend/s3/whole.h"
+#include "backend/s3/object_sum.h"
 
 static int head_arrived(struct request *rq, const struct http_reader *reader, const char *buf,
                         struct leat_error *err)
 {
-    struct whole *w = container_of(rq, struct whole, head);
+    struct object_sum *w = container_of(rq, struct object_sum, head);
     w->crc = s3_crc_of(reader, buf);
     w->state = w->crc.kind == S3_CRC_NONE ? WHOLE_GIVEN_UP : WHOLE_TOLD;
     return 0;
@@ -12,18 +12,18 @@ static int head_arrived(struct request *rq, const struct http_reader *reader, co
 
 static void head_over(struct request *rq, int rc, const struct leat_error *err)
 {
-    struct whole *w = container_of(rq, struct whole, head);
+    struct object_sum *w = container_of(rq, struct object_sum, head);
     if (rc < 0) /* the bytes are good for all that is known; what is wrong with the object its blocks say */
         w->state = WHOLE_GIVEN_UP;
     w->over = true;
     w->settled(w->user);
 }
 
-int whole_new(struct session *b, struct target *target, const char *etag, uint64_t bytes,
-              void (*settled)(void *user), void *user, struct whole **ret_whole)
+int object_sum_new(struct session *b, struct target *target, const char *etag, uint64_t bytes,
+                   void (*settled)(void *user), void *user, struct object_sum **ret_whole)
 {
     static const struct s3_header checked = {"x-amz-checksum-mode", "ENABLED"};
-    struct whole *w = malloc(sizeof(*w));
+    struct object_sum *w = malloc(sizeof(*w));
     if (!w)
         return -ENOMEM;
     w->state = WHOLE_ASKING;
@@ -46,7 +46,7 @@ int whole_new(struct session *b, struct target *target, const char *etag, uint64
     return 0;
 }
 
-void whole_free(struct whole *w)
+void object_sum_free(struct object_sum *w)
 {
     if (!w)
         return;
@@ -57,22 +57,23 @@ void whole_free(struct whole *w)
 }
 
 /* b follows a. */
-static void join(struct whole_run *a, const struct whole_run *b)
+static void join(struct object_sum_run *a, const struct object_sum_run *b)
 {
     s3_crcs_join(&a->crcs, &b->crcs, b->end - b->begin);
     a->end = b->end;
 }
 
-void whole_add(struct whole *w, uint64_t offset, const void *data, uint64_t bytes)
+void object_sum_add(struct object_sum *w, uint64_t offset, const void *data, uint64_t bytes)
 {
     if (w->state == WHOLE_GIVEN_UP)
         return;
-    struct whole_run run = {.begin = offset, .end = offset + bytes};
+    struct object_sum_run run = {.begin = offset, .end = offset + bytes};
     s3_crcs_add(&run.crcs, w->crc.kind, data, bytes);
     unsigned at = w->nruns;
     while (at > 0 && w->runs[at - 1].begin >= run.end)
         at--;
-    struct whole_run *before = at > 0 ? &w->runs[at - 1] : NULL, *after = at < w->nruns ? &w->runs[at] : NULL;
+    struct object_sum_run *before = at > 0 ? &w->runs[at - 1] : NULL,
+                          *after = at < w->nruns ? &w->runs[at] : NULL;
     if (before && before->end > run.begin) {
         w->state = WHOLE_GIVEN_UP; /* the same bytes twice: not what this is for */
     } else if (before && before->end == run.begin) {
@@ -84,7 +85,7 @@ void whole_add(struct whole *w, uint64_t offset, const void *data, uint64_t byte
     } else if (after && run.end == after->begin) {
         join(&run, after);
         *after = run;
-    } else if (w->nruns == WHOLE_RUNS_MAX) {
+    } else if (w->nruns == OBJECT_SUM_RUNS_MAX) {
         w->state = WHOLE_GIVEN_UP;
     } else {
         memmove(&w->runs[at + 1], &w->runs[at], (w->nruns++ - at) * sizeof(run));
@@ -92,12 +93,12 @@ void whole_add(struct whole *w, uint64_t offset, const void *data, uint64_t byte
     }
 }
 
-bool whole_covered(const struct whole *w)
+bool object_sum_covered(const struct object_sum *w)
 {
     return w->nruns == 1 && w->runs[0].begin == 0 && w->runs[0].end == w->bytes;
 }
 
-int whole_verdict(struct whole *w, struct leat_error *err)
+int object_sum_verdict(struct object_sum *w, struct leat_error *err)
 {
     if (w->state != WHOLE_TOLD)
         return 0;
