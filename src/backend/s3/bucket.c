@@ -8,7 +8,7 @@
 #include "backend/s3/session.h"
 
 struct making {
-    struct request rq;
+    struct s3_exchange rq;
     struct target target;
     struct s3_header header;
     bool over, understood;
@@ -16,7 +16,7 @@ struct making {
     struct leat_error err;
 };
 
-static int making_head(struct request *rq, const struct http_reader *reader, const char *buf,
+static int making_head(struct s3_exchange *rq, const struct http_reader *reader, const char *buf,
                        struct leat_error *err)
 {
     struct making *m = container_of(rq, struct making, rq);
@@ -25,7 +25,7 @@ static int making_head(struct request *rq, const struct http_reader *reader, con
     return 0;
 }
 
-static void making_over(struct request *rq, int rc, const struct leat_error *err)
+static void making_over(struct s3_exchange *rq, int rc, const struct leat_error *err)
 {
     struct making *m = container_of(rq, struct making, rq);
     m->rc = rc;
@@ -34,10 +34,10 @@ static void making_over(struct request *rq, int rc, const struct leat_error *err
     m->over = true;
 }
 
-static int make(struct making *m, struct session *b, const char *remote, struct leat_error *err)
+static int make(struct making *m, struct s3_session *b, const char *remote, struct leat_error *err)
 {
     m->header = (struct s3_header){"x-leat-remote", remote};
-    m->rq = (struct request){
+    m->rq = (struct s3_exchange){
         .b = b,
         .target = &m->target,
         .say = {.method = "PUT",
@@ -67,7 +67,7 @@ static int make(struct making *m, struct session *b, const char *remote, struct 
 
 int s3_bucket_create(struct backend *base, const char *uri, const char *remote, struct leat_error *err)
 {
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     struct making *m = calloc(1, sizeof(*m));
     if (!m)
         return -ENOMEM;

@@ -10,7 +10,7 @@
 #include "backend/s3/session.h"
 
 struct first {
-    struct request rq;
+    struct s3_exchange rq;
     struct target target;
     struct backend_stat stat;
     uint64_t room, bytes;
@@ -19,7 +19,7 @@ struct first {
     struct leat_error err;
 };
 
-static int first_head(struct request *rq, const struct http_reader *reader, const char *buf,
+static int first_head(struct s3_exchange *rq, const struct http_reader *reader, const char *buf,
                       struct leat_error *err)
 {
     struct first *f = container_of(rq, struct first, rq);
@@ -42,7 +42,7 @@ static int first_head(struct request *rq, const struct http_reader *reader, cons
     return 0;
 }
 
-static int first_check(struct request *rq, struct leat_error *err)
+static int first_check(struct s3_exchange *rq, struct leat_error *err)
 {
     const struct first *f = container_of(rq, struct first, rq);
     return rq->call.received == f->bytes
@@ -51,7 +51,7 @@ static int first_check(struct request *rq, struct leat_error *err)
                            (unsigned long long)rq->call.received, (unsigned long long)f->bytes);
 }
 
-static void first_over(struct request *rq, int rc, const struct leat_error *err)
+static void first_over(struct s3_exchange *rq, int rc, const struct leat_error *err)
 {
     struct first *f = container_of(rq, struct first, rq);
     f->rc = rc;
@@ -64,7 +64,7 @@ int s3_first(struct backend *base, const char *uri, void *dst, uint64_t room, bo
              struct backend_stat *ret_stat, uint64_t *ret_bytes, struct leat_error *err)
 {
     static const struct s3_header checked = {"x-amz-checksum-mode", "ENABLED"};
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     struct first *f = calloc(1, sizeof(*f));
     int rc = f ? target_parse(b, uri, &f->target, err) : -ENOMEM;
     if (rc < 0) {
@@ -75,19 +75,19 @@ int s3_first(struct backend *base, const char *uri, void *dst, uint64_t room, bo
     if (!ours)
         rc = error_set(err, LEAT_UNSUPPORTED, "%.300s: no object of a bucket", uri);
     f->room = room;
-    f->rq = (struct request){.b = b,
-                             .target = &f->target,
-                             .say = {.method = "GET",
-                                     .ranged = !whole,
-                                     .last = room - 1,
-                                     .headers = &checked,
-                                     .nheaders = whole ? 1 : 0},
-                             .repeatable = true,
-                             .on_head = first_head,
-                             .dst = dst,
-                             .dst_bytes = room,
-                             .check = first_check,
-                             .finished = first_over};
+    f->rq = (struct s3_exchange){.b = b,
+                                 .target = &f->target,
+                                 .say = {.method = "GET",
+                                         .ranged = !whole,
+                                         .last = room - 1,
+                                         .headers = &checked,
+                                         .nheaders = whole ? 1 : 0},
+                                 .repeatable = true,
+                                 .on_head = first_head,
+                                 .dst = dst,
+                                 .dst_bytes = room,
+                                 .check = first_check,
+                                 .finished = first_over};
     if (ours) {
         request_start(&f->rq);
         rc = session_run(b, &f->over, err);

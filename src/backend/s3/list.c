@@ -34,7 +34,7 @@ struct listing;
 struct range;
 
 struct page {
-    struct request rq;
+    struct s3_exchange rq;
     struct list node; /* range.pages */
     struct listing *l;
     struct range *range; /* NULL: it is gone (of a scout) */
@@ -63,7 +63,7 @@ struct range {
 };
 
 struct listing {
-    struct session *b;
+    struct s3_session *b;
     struct target target;
     bool recursive;
     const char *after; /* or NULL */
@@ -104,7 +104,7 @@ static void page_free(struct page *p)
     free(p);
 }
 
-static void page_over(struct request *rq, int rc, const struct leat_error *err);
+static void page_over(struct s3_exchange *rq, int rc, const struct leat_error *err);
 
 /* after, token: where it begins; NULL: at the first key. limited: only so large as could be expected. */
 static int page_ask(struct listing *l, struct range *r, const char *after, const char *token,
@@ -137,7 +137,7 @@ static int page_ask(struct listing *l, struct range *r, const char *after, const
     p->limited = limited;
     p->bytes = limited ? l->largest + l->largest / 4 + PAGE_ROOM : 0;
     l->ahead_bytes += p->bytes;
-    p->rq = (struct request){
+    p->rq = (struct s3_exchange){
         .b = l->b,
         .target = &l->target,
         .say = {.method = "GET", .query = (const char *)p->query.data},
@@ -333,7 +333,7 @@ static int range_page(struct listing *l, struct range *r, struct page *p)
     return 0;
 }
 
-static void page_over(struct request *rq, int rc, const struct leat_error *err)
+static void page_over(struct s3_exchange *rq, int rc, const struct leat_error *err)
 {
     struct page *p = container_of(rq, struct page, rq);
     struct listing *l = p->l;
@@ -402,7 +402,7 @@ static int cut_more(struct listing *l)
 
 static int pump(struct listing *l)
 {
-    struct session *b = l->b;
+    struct s3_session *b = l->b;
     struct range *head = range_of(l->ranges.next);
     /* Whose turn it is goes on by itself, as if it were alone: one page ahead. */
     bool bare = list_empty(&head->pages);
@@ -532,7 +532,7 @@ int s3_list(struct backend *base, const char *uri, bool recursive, const char *a
             int (*object)(void *user, const struct backend_object *object), void *user,
             struct leat_error *err)
 {
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     struct listing l = {.b = b,
                         .recursive = recursive,
                         .after = after && *after ? after : NULL,

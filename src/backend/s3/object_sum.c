@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend/s3/object_sum.h"
 
-static int head_arrived(struct request *rq, const struct http_reader *reader, const char *buf,
+static int head_arrived(struct s3_exchange *rq, const struct http_reader *reader, const char *buf,
                         struct leat_error *err)
 {
     struct object_sum *w = container_of(rq, struct object_sum, head);
@@ -10,7 +10,7 @@ static int head_arrived(struct request *rq, const struct http_reader *reader, co
     return 0;
 }
 
-static void head_over(struct request *rq, int rc, const struct leat_error *err)
+static void head_over(struct s3_exchange *rq, int rc, const struct leat_error *err)
 {
     struct object_sum *w = container_of(rq, struct object_sum, head);
     if (rc < 0) /* the bytes are good for all that is known; what is wrong with the object its blocks say */
@@ -19,7 +19,7 @@ static void head_over(struct request *rq, int rc, const struct leat_error *err)
     w->settled(w->user);
 }
 
-int object_sum_new(struct session *b, struct target *target, const char *etag, uint64_t bytes,
+int object_sum_new(struct s3_session *b, struct target *target, const char *etag, uint64_t bytes,
                    void (*settled)(void *user), void *user, struct object_sum **ret_whole)
 {
     static const struct s3_header checked = {"x-amz-checksum-mode", "ENABLED"};
@@ -33,7 +33,7 @@ int object_sum_new(struct session *b, struct target *target, const char *etag, u
     w->nruns = 0;
     w->settled = settled;
     w->user = user;
-    w->head = (struct request){
+    w->head = (struct s3_exchange){
         .b = b,
         .target = target,
         .say = {.method = "HEAD", .if_match = *etag ? etag : NULL, .headers = &checked, .nheaders = 1},

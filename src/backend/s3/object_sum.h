@@ -24,7 +24,7 @@ struct object_sum_run {
 };
 
 struct object_sum {
-    struct request head;
+    struct s3_exchange head;
     enum object_sum_state state;
     uint64_t bytes;    /* of the object */
     struct s3_crc crc; /* TOLD: the server's */
@@ -36,7 +36,7 @@ struct object_sum {
 };
 
 /* Sends the HEAD. `target` and `etag` outlive it. -ENOMEM */
-int object_sum_new(struct session *b, struct target *target, const char *etag, uint64_t bytes,
+int object_sum_new(struct s3_session *b, struct target *target, const char *etag, uint64_t bytes,
                    void (*settled)(void *user), void *user, struct object_sum **ret_whole);
 void object_sum_free(struct object_sum *w); /* NULL is fine */
 /* [offset, +bytes) is there. */

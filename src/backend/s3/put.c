@@ -19,7 +19,7 @@
 #define ONE_COPY        (64 * MIB) /* a server may say nothing while it copies: not for long */
 
 struct part {
-    struct request rq;
+    struct s3_exchange rq;
     struct upload *upload;
     unsigned number; /* from 1; 0: idle */
     char *buf;
@@ -34,7 +34,7 @@ struct part {
 };
 
 struct upload {
-    struct session *b;
+    struct s3_session *b;
     struct target target;
     int fd;
     uint64_t offset, bytes, part_bytes; /* of the file: where the object begins */
@@ -51,7 +51,7 @@ struct upload {
     struct part parts[PARTS_AT_A_TIME];
 };
 
-static int part_head(struct request *rq, const struct http_reader *reader, const char *buf,
+static int part_head(struct s3_exchange *rq, const struct http_reader *reader, const char *buf,
                      struct leat_error *err)
 {
     struct part *p = container_of(rq, struct part, rq);
@@ -61,7 +61,7 @@ static int part_head(struct request *rq, const struct http_reader *reader, const
     return p->etag ? 0 : -ENOMEM;
 }
 
-static void part_over(struct request *rq, int rc, const struct leat_error *err)
+static void part_over(struct s3_exchange *rq, int rc, const struct leat_error *err)
 {
     struct part *p = container_of(rq, struct part, rq);
     p->rc = rc;
@@ -72,7 +72,7 @@ static void part_over(struct request *rq, int rc, const struct leat_error *err)
 }
 
 /* 200 may be said before a copy is made: what became of it stands in the body. */
-static int copied_check(struct request *rq, struct leat_error *err)
+static int copied_check(struct s3_exchange *rq, struct leat_error *err)
 {
     struct part *p = container_of(rq, struct part, rq);
     const struct bytes_out *text = &rq->call.text;
@@ -95,7 +95,7 @@ static int copied_check(struct request *rq, struct leat_error *err)
 }
 
 /* Begins the PUT of `bytes` that `rq` has the particulars of; p->headers[0..nheaders) go with it. */
-static void part_ask(struct part *p, struct request rq, unsigned nheaders, uint64_t bytes)
+static void part_ask(struct part *p, struct s3_exchange rq, unsigned nheaders, uint64_t bytes)
 {
     struct upload *u = p->upload;
     p->bytes = bytes;
@@ -126,7 +126,7 @@ static void copy_start(struct upload *u, struct part *p, uint64_t at, uint64_t b
                  (unsigned long long)(at + bytes - 1));
         p->headers[n++] = (struct s3_header){"x-amz-copy-source-range", p->range};
     }
-    part_ask(p, (struct request){.work_bytes = bytes, .check = copied_check}, n, bytes);
+    part_ask(p, (struct s3_exchange){.work_bytes = bytes, .check = copied_check}, n, bytes);
 }
 
 /* Bytes [at, +bytes) of the file into the part's buffer, and the request that carries them. */
@@ -157,10 +157,10 @@ static int part_start(struct upload *u, struct part *p, uint64_t at, uint64_t by
     p->headers[0] = (struct s3_header){s3_crc_header(S3_CRC32C), p->crc};
     unsigned more = p->query[0] ? 0 : u->nheaders; /* those of parts were said when the upload began */
     memcpy(p->headers + 1, u->headers, more * sizeof(u->headers[0]));
-    struct request rq = {.say = {.payload = payload, .content_length = bytes},
-                         .body = p->buf,
-                         .body_len = bytes,
-                         .on_head = part_head};
+    struct s3_exchange rq = {.say = {.payload = payload, .content_length = bytes},
+                             .body = p->buf,
+                             .body_len = bytes,
+                             .on_head = part_head};
     u->b->stats.bytes_out += bytes;
     part_ask(p, rq, 1 + more, bytes);
     return 0;
@@ -178,7 +178,7 @@ static int say(struct upload *u, const char *method, const char *query, const st
         return rc;
     p->over = false;
     request_fini(&p->rq);
-    p->rq = (struct request){
+    p->rq = (struct s3_exchange){
         .b = u->b,
         .target = &u->target,
         .say = {.method = method,
@@ -378,7 +378,7 @@ static int put_once(struct upload *u, struct leat_error *err)
 int s3_copy(struct backend *base, const char *from, const char *etag, uint64_t bytes, const char *uri,
             struct leat_error *err)
 {
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     struct target source;
     int rc = target_parse(b, from, &source, err);
     if (rc < 0)
@@ -415,7 +415,7 @@ int s3_copy(struct backend *base, const char *from, const char *etag, uint64_t b
 int s3_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint64_t bytes,
            const char *headers, char *ret_etag, struct leat_error *err)
 {
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     struct upload *u = calloc(1, sizeof(*u));
     if (!u)
         return -ENOMEM;
@@ -436,7 +436,7 @@ int s3_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint6
 
 int s3_delete(struct backend *base, const char *uri, struct leat_error *err)
 {
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     struct upload *u = calloc(1, sizeof(*u));
     if (!u)
         return -ENOMEM;

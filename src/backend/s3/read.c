@@ -20,7 +20,7 @@
 
 struct s3_file {
     struct backend_file base;
-    struct session *b;
+    struct s3_session *b;
     struct target target;
     char etag[BACKEND_ETAG_MAX];
     uint64_t bytes;                 /* of the object; 0: not known */
@@ -34,7 +34,7 @@ struct s3_file {
 };
 
 struct block {
-    struct request rq;
+    struct s3_exchange rq;
     struct list node; /* backend.free_blocks */
     struct backend_read *read;
     uint64_t offset, bytes;
@@ -61,7 +61,7 @@ int s3_open(struct backend *base, const char *uri, const char *etag, uint64_t by
     struct s3_file *f = calloc(1, sizeof(*f));
     if (!f)
         return -ENOMEM;
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     f->base.ops = base->ops;
     f->b = b;
     f->bytes = bytes;
@@ -102,7 +102,7 @@ void s3_expect_modified(struct backend_file *file, int64_t modified)
 
 /* --- one block --------------------------------------------------------------------------------------------------------- */
 
-static void pump(struct session *b);
+static void pump(struct s3_session *b);
 
 /* What tells versions apart where no ETag does. */
 static int modified_check(const struct s3_file *f, struct http_text modified, struct leat_error *err)
@@ -118,7 +118,7 @@ static int modified_check(const struct s3_file *f, struct http_text modified, st
                      (int)modified.len, modified.data);
 }
 
-static int block_head(struct request *rq, const struct http_reader *reader, const char *buf,
+static int block_head(struct s3_exchange *rq, const struct http_reader *reader, const char *buf,
                       struct leat_error *err)
 {
     struct block *k = container_of(rq, struct block, rq);
@@ -173,7 +173,7 @@ static int block_head(struct request *rq, const struct http_reader *reader, cons
 
 static void read_end(struct backend_read *read)
 {
-    struct session *b = file_of(read)->b;
+    struct s3_session *b = file_of(read)->b;
     struct leat_error *why = read->why;
     struct leat_error none;
     list_remove(&read->node);
@@ -195,7 +195,7 @@ static void read_spoil(struct backend_read *read, int rc, const struct leat_erro
     read->why = err ? malloc(sizeof(*err)) : NULL;
     if (read->why)
         *read->why = *err;
-    struct session *b = file_of(read)->b;
+    struct s3_session *b = file_of(read)->b;
     b->waiting_bytes -= read->offset + read->bytes - read->next;
     read->next = read->offset + read->bytes;
     list_remove(&read->node);
@@ -239,7 +239,7 @@ static void object_sum_settled(void *user)
     read_end(read); /* may close the file, and so free what calls here */
 }
 
-static void block_free(struct session *b, struct block *k)
+static void block_free(struct s3_session *b, struct block *k)
 {
     bytes_out_fini(&k->rq.text); /* what an error said; the head's memory is used again */
     b->nblocks--;
@@ -249,7 +249,7 @@ static void block_free(struct session *b, struct block *k)
 }
 
 /* Bytes that are wrong on the way may be right the next time. */
-static int block_check(struct request *rq, struct leat_error *err)
+static int block_check(struct s3_exchange *rq, struct leat_error *err)
 {
     struct block *k = container_of(rq, struct block, rq);
     if (rq->call.received != k->bytes)
@@ -261,10 +261,10 @@ static int block_check(struct request *rq, struct leat_error *err)
     return 0;
 }
 
-static void block_end(struct request *rq, int rc, const struct leat_error *err)
+static void block_end(struct s3_exchange *rq, int rc, const struct leat_error *err)
 {
     struct block *k = container_of(rq, struct block, rq);
-    struct session *b = rq->b;
+    struct s3_session *b = rq->b;
     struct backend_read *read = k->read;
     if (rc == 0 && k->whole)
         k->crc.kind != S3_CRC_NONE ? b->stats.checked++ : b->stats.unchecked++;
@@ -283,7 +283,7 @@ static void block_end(struct request *rq, int rc, const struct leat_error *err)
     pump(b);
 }
 
-static struct block *block_new(struct session *b)
+static struct block *block_new(struct s3_session *b)
 {
     struct block *k = list_first(&b->free_blocks, struct block, node);
     if (k) {
@@ -298,7 +298,7 @@ static struct block *block_new(struct session *b)
 
 /* All that is wanted, spread over the connections: a read alone is there soonest in many small pieces, above all on connections that are new,
  * and many reads cost least in large ones. */
-static uint64_t block_bytes(const struct session *b, const struct backend_read *read)
+static uint64_t block_bytes(const struct s3_session *b, const struct backend_read *read)
 {
     const uint64_t rest = read->offset + read->bytes - read->next;
     if (b->config.block_bytes)
@@ -315,9 +315,9 @@ static void block_start(struct block *k, struct backend_read *read, uint64_t byt
 {
     static const struct s3_header checked = {"x-amz-checksum-mode", "ENABLED"};
     struct s3_file *f = file_of(read);
-    struct session *b = f->b;
+    struct s3_session *b = f->b;
     bool whole = f->bytes && read->offset == 0 && bytes == f->bytes;
-    k->rq = (struct request){
+    k->rq = (struct s3_exchange){
         .b = b,
         .target = &f->target,
         .say = {.method = "GET",
@@ -360,7 +360,7 @@ static void block_start(struct block *k, struct backend_read *read, uint64_t byt
 }
 
 /* Starts requests while there is room. */
-static void pump(struct session *b)
+static void pump(struct s3_session *b)
 {
     struct backend_read *read;
     while (b->nblocks < (unsigned)b->limit && (read = list_first(&b->asking, struct backend_read, node))) {
@@ -382,14 +382,14 @@ static void pump(struct session *b)
 
 static void pump_now(struct loop_timer *timer)
 {
-    struct session *b = container_of(timer, struct session, pump);
+    struct s3_session *b = container_of(timer, struct s3_session, pump);
     pump(b);
     http_client_flush(b->http);
 }
 
 void s3_submit(struct backend *base, struct backend_read *read)
 {
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     read->next = read->offset;
     read->left = read->bytes;
     read->inside = 0;
@@ -404,7 +404,7 @@ void s3_submit(struct backend *base, struct backend_read *read)
 
 int s3_wait(struct backend *base, unsigned min_done, int timeout_ms)
 {
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     uint64_t before = b->ended, end = timeout_ms < 0 ? 0 : clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
     const atomic_bool *cancelled = b->config.cancelled;
     if (!b->nreads) { /* a list may be under way, from whose callback we are called: its deadlines go on */
@@ -428,19 +428,19 @@ int s3_wait(struct backend *base, unsigned min_done, int timeout_ms)
 
 static void woken(void *arg)
 {
-    ((struct session *)arg)->woken = true;
+    ((struct s3_session *)arg)->woken = true;
 }
 
 void s3_wake(struct backend *base)
 {
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     while (loop_post(b->loop, woken, b) < 0)
         usleep(1000); /* out of memory: somebody waits who is to stop */
 }
 
 void s3_cancel(struct backend *base, struct backend_read *read)
 {
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     struct s3_file *f = file_of(read);
     f->last = f->last == read ? NULL : f->last;
     /* First nothing more of it is asked for: others' requests may end in here, and make room. */
@@ -449,7 +449,7 @@ void s3_cancel(struct backend *base, struct backend_read *read)
     list_remove(&read->node);
     struct list *node = b->requests.next;
     while (node != &b->requests) {
-        struct request *rq = container_of(node, struct request, node);
+        struct s3_exchange *rq = container_of(node, struct s3_exchange, node);
         node = node->next;
         if (rq->finished != block_end || container_of(rq, struct block, rq)->read != read)
             continue;
@@ -481,7 +481,7 @@ static void waited_done(struct backend_read *read, int rc, const struct leat_err
 int64_t s3_pread(struct backend *base, struct backend_file *file, void *dst, uint64_t bytes, uint64_t offset,
                  struct leat_error *err)
 {
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     uint64_t is = container_of(file, struct s3_file, base)->bytes;
     if (is && offset >= is)
         return 0;
@@ -506,12 +506,12 @@ int64_t s3_pread(struct backend *base, struct backend_file *file, void *dst, uin
 
 void s3_free(struct backend *base)
 {
-    struct session *b = session_of(base);
-    struct request *rq;
+    struct s3_session *b = session_of(base);
+    struct s3_exchange *rq;
     struct leat_error err;
     error_set(&err, -ECANCELED, "the session was closed");
     b->limit = 0; /* nothing new is begun */
-    while ((rq = list_first(&b->requests, struct request, node))) {
+    while ((rq = list_first(&b->requests, struct s3_exchange, node))) {
         request_cancel(rq);
         rq->finished(rq, -ECANCELED, &err);
     }

@@ -40,7 +40,8 @@ static int bucket_place(struct bucket *bucket, const struct s3_endpoint *e)
     return 0;
 }
 
-static int bucket_get(struct session *b, const char *name, struct bucket **ret_bucket, struct leat_error *err)
+static int bucket_get(struct s3_session *b, const char *name, struct bucket **ret_bucket,
+                      struct leat_error *err)
 {
     list_for_each (node, &b->buckets) {
         struct bucket *bucket = container_of(node, struct bucket, node);
@@ -79,7 +80,7 @@ static char *shown(const char *uri)
                : out;
 }
 
-int target_parse(struct session *b, const char *uri, struct target *ret_target, struct leat_error *err)
+int target_parse(struct s3_session *b, const char *uri, struct target *ret_target, struct leat_error *err)
 {
     struct target t = {.uri = strdup(uri), .shown = shown(uri)};
     int rc = t.uri && t.shown ? 0 : -ENOMEM;
@@ -143,7 +144,7 @@ void target_fini(struct target *t)
 
 /* --- who we are -------------------------------------------------------------------------------------------------------- */
 
-int session_credentials(struct session *b, struct leat_error *err)
+int session_credentials(struct s3_session *b, struct leat_error *err)
 {
     time_t now = time(NULL);
     if (b->config.anonymous ||
@@ -188,7 +189,7 @@ int session_credentials(struct session *b, struct leat_error *err)
     return 0;
 }
 
-static int bucket_key(struct session *b, struct bucket *bucket, time_t now, struct leat_error *err)
+static int bucket_key(struct s3_session *b, struct bucket *bucket, time_t now, struct leat_error *err)
 {
     char when[SIGV4_TIME];
     sigv4_time(now, when);
@@ -203,14 +204,14 @@ static int bucket_key(struct session *b, struct bucket *bucket, time_t now, stru
 
 /* --- one try ----------------------------------------------------------------------------------------------------------- */
 
-static void request_send(struct request *rq);
+static void request_send(struct s3_exchange *rq);
 
-static const struct target *place_of(const struct request *rq)
+static const struct target *place_of(const struct s3_exchange *rq)
 {
     return rq->target->moved ? rq->target->moved : rq->target;
 }
 
-static void put_plain_head(struct request *rq)
+static void put_plain_head(struct s3_exchange *rq)
 {
     const struct s3_request *say = &rq->say;
     const struct target *place = place_of(rq);
@@ -232,9 +233,9 @@ static void put_plain_head(struct request *rq)
     http_put(&rq->head, "\r\n");
 }
 
-static int request_head(struct request *rq, struct leat_error *err)
+static int request_head(struct s3_exchange *rq, struct leat_error *err)
 {
-    struct session *b = rq->b;
+    struct s3_session *b = rq->b;
     struct bucket *bucket = rq->target->bucket;
     bytes_out_reset(&rq->head);
     if (!bucket) {
@@ -258,7 +259,7 @@ static int request_head(struct request *rq, struct leat_error *err)
     return rc == LEAT_INVALID ? error_set(err, rc, "a key or a header that cannot be sent") : rc;
 }
 
-static void request_end(struct request *rq, int rc, const struct leat_error *why)
+static void request_end(struct s3_exchange *rq, int rc, const struct leat_error *why)
 {
     struct leat_error err;
     const struct s3_request *say = &rq->say;
@@ -282,16 +283,16 @@ static void request_end(struct request *rq, int rc, const struct leat_error *why
 
 static void try_again(struct loop_timer *timer)
 {
-    struct request *rq = container_of(timer, struct request, again);
+    struct s3_exchange *rq = container_of(timer, struct s3_exchange, again);
     struct http_client *http = rq->b->http;
     request_send(rq); /* may be its end */
     http_client_flush(http);
 }
 
 /* Another try after a pause, or the end. `least_ns`: what the server asked for; it asked everybody, in whole seconds, so the pause comes on top. */
-static void request_retry(struct request *rq, int rc, const struct leat_error *err, uint64_t least_ns)
+static void request_retry(struct s3_exchange *rq, int rc, const struct leat_error *err, uint64_t least_ns)
 {
-    struct session *b = rq->b;
+    struct s3_session *b = rq->b;
     uint64_t now = clock_now_ns(), pause = PAUSE_NS << MIN(rq->tries, 10u);
     pause = MIN(pause, PAUSE_MAX_NS);
     pause = pause / 2 + rng_below(&b->rng, pause / 2 + 1);
@@ -310,7 +311,7 @@ static void request_retry(struct request *rq, int rc, const struct leat_error *e
 static int on_head(struct http_call *call, const struct http_reader *reader, const char *buf,
                    struct leat_error *err)
 {
-    struct request *rq = container_of(call, struct request, call);
+    struct s3_exchange *rq = container_of(call, struct s3_exchange, call);
     time_t date;
     uint64_t seconds;
     rq->status = reader->status;
@@ -337,12 +338,12 @@ static int on_head(struct http_call *call, const struct http_reader *reader, con
 
 static int call_sink(struct http_call *call, const void *data, size_t len)
 {
-    struct request *rq = container_of(call, struct request, call);
+    struct s3_exchange *rq = container_of(call, struct s3_exchange, call);
     return rq->sink(rq, data, len);
 }
 
 /* "https://bucket.s3.eu-west-1.amazonaws.com/...": a new bucket of Amazon's whose own name is not known everywhere yet. */
-static bool amazon_host(const struct request *rq, struct s3_endpoint *ret)
+static bool amazon_host(const struct s3_exchange *rq, struct s3_endpoint *ret)
 {
     const struct bucket *bucket = rq->target->bucket;
     struct s3_endpoint e;
@@ -363,7 +364,7 @@ static bool amazon_host(const struct request *rq, struct s3_endpoint *ret)
 }
 
 /* The bucket lives elsewhere. True: asked there now. */
-static bool request_redirect(struct request *rq, const struct s3_error *e)
+static bool request_redirect(struct s3_exchange *rq, const struct s3_error *e)
 {
     struct bucket *bucket = rq->target->bucket;
     const char *region = rq->region[0] ? rq->region : e->region;
@@ -393,7 +394,7 @@ static bool request_redirect(struct request *rq, const struct s3_error *e)
 }
 
 /* A plain server says that it is elsewhere. 1: asked there now; 0: it does not say where; negative: it may not be followed. */
-static int request_follow(struct request *rq, struct leat_error *err)
+static int request_follow(struct s3_exchange *rq, struct leat_error *err)
 {
     struct target *t = rq->target, to;
     if (rq->moves != t->moves) { /* another request has been sent somewhere meanwhile */
@@ -457,7 +458,7 @@ static int request_follow(struct request *rq, struct leat_error *err)
 }
 
 /* What it was sent on to does not serve it (any more): back to where it was, once. True: asked there now. */
-static bool request_return(struct request *rq)
+static bool request_return(struct s3_exchange *rq)
 {
     struct target *t = rq->target;
     if (rq->returned || (!t->moved && rq->moves == t->moves) || rq->status < 400 || rq->status >= 500 ||
@@ -495,9 +496,9 @@ static const char *status_text(int status)
     }
 }
 
-static void request_refused(struct request *rq)
+static void request_refused(struct s3_exchange *rq)
 {
-    struct session *b = rq->b;
+    struct s3_session *b = rq->b;
     struct s3_error e;
     struct leat_error err;
     bool retry;
@@ -566,7 +567,7 @@ static void request_refused(struct request *rq)
 
 static void on_done(struct http_call *call, int rc, const struct leat_error *err)
 {
-    struct request *rq = container_of(call, struct request, call);
+    struct s3_exchange *rq = container_of(call, struct s3_exchange, call);
     if (rc == 0 && !rq->good) {
         request_refused(rq);
         return;
@@ -596,9 +597,9 @@ static void on_done(struct http_call *call, int rc, const struct leat_error *err
     }
 }
 
-static int request_try(struct request *rq, struct leat_error *err)
+static int request_try(struct s3_exchange *rq, struct leat_error *err)
 {
-    struct session *b = rq->b;
+    struct s3_session *b = rq->b;
     const struct bucket *bucket = rq->target->bucket;
     bytes_out_fini(&rq->call.text);
     int rc = request_head(rq, err);
@@ -633,7 +634,7 @@ static int request_try(struct request *rq, struct leat_error *err)
     return rc;
 }
 
-static void request_send(struct request *rq)
+static void request_send(struct s3_exchange *rq)
 {
     struct leat_error err = {0};
     if (rq->tries++ && rq->restart)
@@ -643,7 +644,7 @@ static void request_send(struct request *rq)
         request_end(rq, rc, &err);
 }
 
-void request_start(struct request *rq)
+void request_start(struct s3_exchange *rq)
 {
     rq->tries = rq->redirects = 0;
     rq->renewed = rq->skewed = rq->returned = false;
@@ -664,7 +665,7 @@ void request_start(struct request *rq)
         loop_timer_set(rq->b->loop, &rq->again, 1);
 }
 
-void request_cancel(struct request *rq)
+void request_cancel(struct s3_exchange *rq)
 {
     if (!rq->running)
         return;
@@ -676,14 +677,14 @@ void request_cancel(struct request *rq)
     free(TAKE_PTR(rq->location));
 }
 
-void request_fini(struct request *rq)
+void request_fini(struct s3_exchange *rq)
 {
     bytes_out_fini(&rq->head);
     bytes_out_fini(&rq->text);
     bytes_out_fini(&rq->call.text);
 }
 
-int session_run(struct session *b, const bool *over, struct leat_error *err)
+int session_run(struct s3_session *b, const bool *over, struct leat_error *err)
 {
     const atomic_bool *cancelled = b->config.cancelled;
     http_client_flush(b->http);
@@ -713,7 +714,7 @@ static int copy(char **to, const char *from)
 
 static void s3_stats(const struct backend *base, struct backend_stats *ret_stats)
 {
-    const struct session *b = container_of(base, const struct session, base);
+    const struct s3_session *b = container_of(base, const struct s3_session, base);
     struct http_client_stats http;
     http_client_stats(b->http, &http);
     *ret_stats = b->stats;
@@ -749,7 +750,7 @@ static const struct backend_ops s3_ops = {
 
 int backend_s3_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err)
 {
-    struct session *b = calloc(1, sizeof(*b));
+    struct s3_session *b = calloc(1, sizeof(*b));
     if (!b)
         return -ENOMEM;
     b->base.ops = &s3_ops;

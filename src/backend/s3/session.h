@@ -15,7 +15,7 @@
 #define BLOCKS_EACH         8u  /* under way for each connection */
 #define CANCEL_MS           100 /* so often backend_config.cancelled is looked at */
 
-struct session;
+struct s3_session;
 
 /* Where a bucket's requests go: another region than the session's is learnt from the server once. */
 struct bucket {
@@ -39,17 +39,17 @@ struct target {
     struct target *moved; /* where a plain server sent us: asked there first from then on. NULL: nowhere */
     unsigned moves;       /* of `moved` */
 };
-int target_parse(struct session *b, const char *uri, struct target *ret_target, struct leat_error *err);
+int target_parse(struct s3_session *b, const char *uri, struct target *ret_target, struct leat_error *err);
 void target_fini(struct target *t);
 
-struct request;
+struct s3_exchange;
 /*
  * One request with its tries. The owner fills what it says, request_start does the rest: signs, sends, waits and tries again; follows a bucket
  * to its region; gets new credentials when they have expired. finished() runs once, on the session's loop, never inside request_start.
  */
-struct request {
+struct s3_exchange {
     /* in */
-    struct session *b;
+    struct s3_session *b;
     struct target *target;
     struct s3_request say; /* bucket and key are filled in */
     const void *body;
@@ -59,15 +59,15 @@ struct request {
     size_t text_max; /* of an answer that goes nowhere else; 0: 8 MiB of a bucket's, 64 KiB of an object's */
     uint64_t work_bytes; /* that the server has to handle before it answers: a longer deadline */
     /* On a good answer's head (2xx), as http_call.on_head; on others it is not asked. */
-    int (*on_head)(struct request *rq, const struct http_reader *reader, const char *buf,
+    int (*on_head)(struct s3_exchange *rq, const struct http_reader *reader, const char *buf,
                    struct leat_error *err);
     void *dst;
     uint64_t dst_bytes;
-    int (*sink)(struct request *rq, const void *data, size_t len);
-    void (*restart)(struct request *rq); /* before another try: forget what came. May be NULL */
+    int (*sink)(struct s3_exchange *rq, const void *data, size_t len);
+    void (*restart)(struct s3_exchange *rq); /* before another try: forget what came. May be NULL */
     /* A good answer is all here: is it what it should be? A negative answer is one more reason to try again. May be NULL */
-    int (*check)(struct request *rq, struct leat_error *err);
-    void (*finished)(struct request *rq, int rc, const struct leat_error *err);
+    int (*check)(struct s3_exchange *rq, struct leat_error *err);
+    void (*finished)(struct s3_exchange *rq, int rc, const struct leat_error *err);
 
     /* out */
     int status;
@@ -87,13 +87,13 @@ struct request {
     char region[65];
     time_t server_time;
 };
-void request_start(struct request *rq);
+void request_start(struct s3_exchange *rq);
 /* finished() will not run; the destination is left alone from here on. */
-void request_cancel(struct request *rq);
-void request_fini(struct request *rq);
+void request_cancel(struct s3_exchange *rq);
+void request_fini(struct s3_exchange *rq);
 
 /* backend.h's session of S3 and plain web servers. */
-struct session {
+struct s3_session {
     struct backend base;
     struct backend_config config;
     char *profile;
@@ -123,13 +123,13 @@ struct session {
 };
 
 /* Credentials that hold for some minutes more. 0 also for an anonymous session. */
-int session_credentials(struct session *b, struct leat_error *err);
+int session_credentials(struct s3_session *b, struct leat_error *err);
 /* Runs the loop until *over (0), or until the user gives up (-ECANCELED: what it waited for is the caller's to cancel). */
-int session_run(struct session *b, const bool *over, struct leat_error *err);
+int session_run(struct s3_session *b, const bool *over, struct leat_error *err);
 
-static inline struct session *session_of(struct backend *b)
+static inline struct s3_session *session_of(struct backend *b)
 {
-    return container_of(b, struct session, base);
+    return container_of(b, struct s3_session, base);
 }
 
 /* What an answer's head says of an object, beside its length. */

@@ -5,7 +5,7 @@
 #include "backend/s3/session.h"
 
 struct head {
-    struct request rq;
+    struct s3_exchange rq;
     struct backend_stat stat;
     int rc;
     struct leat_error err;
@@ -44,7 +44,7 @@ void s3_stat_headers(const struct http_reader *reader, const char *buf, struct b
     stat->crc = s3_crc_of(reader, buf);
 }
 
-static int head_arrived(struct request *rq, const struct http_reader *reader, const char *buf,
+static int head_arrived(struct s3_exchange *rq, const struct http_reader *reader, const char *buf,
                         struct leat_error *err)
 {
     struct head *h = container_of(rq, struct head, rq);
@@ -61,7 +61,7 @@ static int head_arrived(struct request *rq, const struct http_reader *reader, co
     return 0;
 }
 
-static void head_over(struct request *rq, int rc, const struct leat_error *err)
+static void head_over(struct s3_exchange *rq, int rc, const struct leat_error *err)
 {
     struct head *h = container_of(rq, struct head, rq);
     h->rc = rc;
@@ -71,7 +71,7 @@ static void head_over(struct request *rq, int rc, const struct leat_error *err)
 }
 
 /* HEAD, or a GET, of one byte or (of what should have none) of all. */
-static int stat_ask(struct session *b, struct target *target, const char *method, bool ranged,
+static int stat_ask(struct s3_session *b, struct target *target, const char *method, bool ranged,
                     struct backend_stat *ret_stat, int *ret_status, struct leat_error *err)
 {
     static const struct s3_header checked = {"x-amz-checksum-mode", "ENABLED"};
@@ -102,7 +102,7 @@ static int stat_ask(struct session *b, struct target *target, const char *method
 
 int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat, struct leat_error *err)
 {
-    struct session *b = session_of(base);
+    struct s3_session *b = session_of(base);
     struct target target;
     int status, rc = target_parse(b, uri, &target, err);
     if (rc < 0)

@@ -47,7 +47,7 @@
 #define RESTLESS_NS      (100 * NS_PER_MS) /* for so long nobody is waited for alone then */
 #define SETTLED          32                /* sleeps in a row after which epoll forgets the sockets */
 
-struct request {
+struct tcp_request {
     struct net_op *op;
     uint64_t id, bytes;
     uint32_t first, end; /* reads of op */
@@ -64,7 +64,7 @@ struct net_endpoint {
     bool may_sleep;         /* a recvmsg without MSG_DONTWAIT comes back after SLEEP_MS */
     struct list ops;
 
-    struct request *requests; /* a ring; cap is a power of two */
+    struct tcp_request *requests; /* a ring; cap is a power of two */
     uint32_t request_cap, request_head, request_tail;
     uint64_t next_id;
     struct bytes_out out;
@@ -94,7 +94,7 @@ struct tcp_ctx {
     unsigned sleeps;      /* in recvmsg since epoll was asked last, SETTLED at most */
 };
 
-static struct request *head_request(struct net_endpoint *ep)
+static struct tcp_request *head_request(struct net_endpoint *ep)
 {
     return ep->request_head == ep->request_tail ? NULL
                                                 : &ep->requests[ep->request_head & (ep->request_cap - 1)];
@@ -164,11 +164,11 @@ static int flush(struct net_endpoint *ep)
     return rc == 0 || rc == -EAGAIN ? want_out(ep, rc != 0) : rc;
 }
 
-static int push_request(struct net_endpoint *ep, const struct request *request)
+static int push_request(struct net_endpoint *ep, const struct tcp_request *request)
 {
     if (ep->request_tail - ep->request_head == ep->request_cap) {
         uint32_t cap = ep->request_cap ? ep->request_cap * 2 : 16, n = 0;
-        struct request *ring = malloc(cap * sizeof(*ring));
+        struct tcp_request *ring = malloc(cap * sizeof(*ring));
         if (!ring)
             return -ENOMEM;
         for (uint32_t i = ep->request_head; i != ep->request_tail; i++)
@@ -187,11 +187,12 @@ static int push_request(struct net_endpoint *ep, const struct request *request)
  * Encodes reads [first, …) as one READ; ret_request->end is where the next one starts. Room is made for as many ranges
  * as there may be, and what merging leaves of it is given back.
  */
-static void encode(struct net_endpoint *ep, struct net_op *op, uint32_t first, struct request *ret_request)
+static void encode(struct net_endpoint *ep, struct net_op *op, uint32_t first,
+                   struct tcp_request *ret_request)
 {
     uint32_t i = first, n = 0, most = MIN(op->n - first, PROTO_READS_MAX);
     struct proto_range run = {0};
-    *ret_request = (struct request){.op = op, .id = ep->next_id++, .first = first};
+    *ret_request = (struct tcp_request){.op = op, .id = ep->next_id++, .first = first};
     uint8_t *at = bytes_room(&ep->out, PROTO_FRAME + 4 + (size_t)most * PROTO_RANGE);
     if (!at)
         return;
@@ -243,7 +244,7 @@ static int tcp_submit(struct net_endpoint *ep, struct net_op *op)
         bytes += op->reads[i].bytes;
     }
     for (uint32_t i = 0; bytes && i < op->n;) {
-        struct request request;
+        struct tcp_request request;
         encode(ep, op, i, &request);
         if (ep->out.failed || push_request(ep, &request) < 0) {
             /* Nothing was sent yet: the op was never here. */
@@ -275,7 +276,7 @@ static int tcp_submit(struct net_endpoint *ep, struct net_op *op)
 
 static void request_over(struct net_endpoint *ep)
 {
-    struct request *rq = head_request(ep);
+    struct tcp_request *rq = head_request(ep);
     struct net_op *op = rq->op;
     bool last = rq->end == op->n;
     ep->request_head++;
@@ -287,7 +288,7 @@ static void request_over(struct net_endpoint *ep)
 
 static int frame_came(struct net_endpoint *ep)
 {
-    struct request *rq = head_request(ep);
+    struct tcp_request *rq = head_request(ep);
     struct proto_frame f;
     int rc = proto_frame_get(ep->frame, &f);
     if (rc < 0)
@@ -350,7 +351,7 @@ static unsigned scatter_payload(const struct net_op *op, uint32_t at, uint32_t s
 static unsigned scatter(struct net_endpoint *ep, struct iovec *iov, uint8_t *junk, size_t junk_bytes,
                         size_t *ret_asked)
 {
-    struct request *rq = head_request(ep);
+    struct tcp_request *rq = head_request(ep);
     bool last = ep->request_tail - ep->request_head == 1;
     uint64_t bytes;
     if (ep->rx == RX_ERROR) {

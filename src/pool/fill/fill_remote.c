@@ -32,7 +32,7 @@
 #define PATH_BYTES   (2 * 4096)
 #define DROPPED      "given up, as the set was dropped"
 
-struct session {
+struct read_session {
     struct backend *backend; /* NULL: free */
     struct access *access;   /* a reference */
     uint64_t used;
@@ -50,9 +50,9 @@ struct slot {
 
 struct fill_remote {
     struct fill_thread *thread;
-    struct session sessions[SESSIONS_MAX];
+    struct read_session sessions[SESSIONS_MAX];
     uint64_t clock;
-    struct session *session; /* of the range that is being read */
+    struct read_session *session; /* of the range that is being read */
     bool cancelled;
     unsigned nbusy, nfree;
     uint64_t loading_bytes; /* of loads that have not ended */
@@ -94,7 +94,7 @@ static struct fill_remote *remote_get(struct fill_thread *t)
 
 /* --- sessions ---------------------------------------------------------------------------------------------------------------- */
 
-static void count(struct fill_counters *c, struct session *s)
+static void count(struct fill_counters *c, struct read_session *s)
 {
     struct backend_stats now;
     backend_stats(s->backend, &now);
@@ -116,19 +116,19 @@ static void count(struct fill_counters *c, struct session *s)
     s->told = now;
 }
 
-static void session_close(struct session *s)
+static void session_close(struct read_session *s)
 {
     backend_free(s->backend);
     access_unref(s->access);
-    *s = (struct session){0};
+    *s = (struct read_session){0};
 }
 
-static int session_get(struct fill_remote *r, struct access *access, struct session **ret,
+static int session_get(struct fill_remote *r, struct access *access, struct read_session **ret,
                        struct leat_error *err)
 {
-    struct session *victim = &r->sessions[0];
+    struct read_session *victim = &r->sessions[0];
     for (unsigned k = 0; k < SESSIONS_MAX; k++) {
-        struct session *s = &r->sessions[k];
+        struct read_session *s = &r->sessions[k];
         if (s->backend && s->access == access) {
             s->used = ++r->clock;
             *ret = s;
@@ -143,7 +143,7 @@ static int session_get(struct fill_remote *r, struct access *access, struct sess
         return rc;
     if (victim->backend)
         session_close(victim);
-    *victim = (struct session){.backend = backend, .access = access_ref(access), .used = ++r->clock};
+    *victim = (struct read_session){.backend = backend, .access = access_ref(access), .used = ++r->clock};
     *ret = victim;
     return 0;
 }
@@ -202,7 +202,7 @@ static void session_leave(struct fill_remote *r)
 /* Until a read has ended, or for less; how many did. Negative: given up. No read touches its destination from then on. */
 static int session_wait(struct fill_remote *r, const struct wset *ws, struct fill_counters *counters)
 {
-    struct session *s = r->session;
+    struct read_session *s = r->session;
     int n = fill_remote_cancelled(r->thread, ws) ? -ECANCELED : backend_wait(s->backend, 1, -1);
     count(counters, s);
     if (n < 0) {
