@@ -67,7 +67,7 @@ int objects_bucket_create(struct objects *o, const char *bucket, const char *own
     return rc;
 }
 
-int objects_bucket_front(struct objects *o, const char *bucket, const char *remote, struct leat_error *err)
+int objects_bucket_remote(struct objects *o, const char *bucket, const char *remote, struct leat_error *err)
 {
     return o->tier ? tier_bucket_set(o->tier, bucket, remote, err)
                    : error_set(err, LEAT_UNSUPPORTED, "buckets stand in front of no others here");

@@ -28,7 +28,7 @@ uint64_t objects_remote(const struct objects *o, const char *bucket);
 int objects_bucket_create(struct objects *o, const char *bucket, const char *owner, bool restore,
                           struct leat_error *err);
 /* What it stands in front of, as tier.h has it. */
-int objects_bucket_front(struct objects *o, const char *bucket, const char *remote, struct leat_error *err);
+int objects_bucket_remote(struct objects *o, const char *bucket, const char *remote, struct leat_error *err);
 int objects_bucket_delete(struct objects *o, const char *bucket, struct leat_error *err);
 /* [loop] "" where nobody owns it. */
 int objects_bucket_owner(struct objects *o, const char *bucket, char ret_owner[OBJECTS_OWNER_MAX + 1]);

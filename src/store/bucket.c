@@ -122,7 +122,7 @@ int store_bucket_parse(const void *data, size_t len, struct store_bucket *ret, b
     struct store_bucket b = {.id = bytes_get_u32(&in), .flags = bytes_get_u32(&in)};
     b.created_ns = (int64_t)bytes_get_u64(&in);
     b.version = bytes_get_u64(&in);
-    b.front = 1;
+    b.remote_id = 1;
     *ret_deleted = bytes_get_u8(&in);
     char name[STORE_BUCKET_MAX + 1];
     uint32_t name_len = bytes_get_u32(&in);
@@ -502,7 +502,7 @@ int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint3
 }
 
 static int enter(struct store *s, const char *name, uint32_t id, bool stores, bool *ret_remote,
-                 uint64_t *ret_front, struct leat_error *err)
+                 uint64_t *ret_remote_id, struct leat_error *err)
 {
     struct bucket *b;
     pthread_mutex_lock(&s->buckets_lock);
@@ -513,8 +513,8 @@ static int enter(struct store *s, const char *name, uint32_t id, bool stores, bo
         b->commits++;
         if (ret_remote)
             *ret_remote = b->b.flags & STORE_BUCKET_REMOTE;
-        if (ret_front)
-            *ret_front = b->b.front;
+        if (ret_remote_id)
+            *ret_remote_id = b->b.remote_id;
     }
     pthread_mutex_unlock(&s->buckets_lock);
     if (is && !good)
@@ -524,16 +524,16 @@ static int enter(struct store *s, const char *name, uint32_t id, bool stores, bo
     return good ? 0 : no_bucket(s, name, err);
 }
 
-int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote, uint64_t *ret_front,
-                       struct leat_error *err)
+int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote,
+                       uint64_t *ret_remote_id, struct leat_error *err)
 {
-    return enter(s, name, id, true, ret_remote, ret_front, err);
+    return enter(s, name, id, true, ret_remote, ret_remote_id, err);
 }
 
-int store_bucket_stay(struct store *s, const char *name, uint32_t id, uint64_t *ret_front,
+int store_bucket_stay(struct store *s, const char *name, uint32_t id, uint64_t *ret_remote_id,
                       struct leat_error *err)
 {
-    return enter(s, name, id, false, NULL, ret_front, err);
+    return enter(s, name, id, false, NULL, ret_remote_id, err);
 }
 
 void store_bucket_leave(struct store *s, const char *name)
@@ -608,7 +608,7 @@ static int may_create(struct store *s, struct bucket *b, uint32_t id, struct lea
 {
     const char *name = b->b.name;
     b->b.version = store_next_seq(s); /* above that of a deletion's mark */
-    b->b.front = b->b.version;        /* no other bucket's, nor that of one of this name before */
+    b->b.remote_id = b->b.version;    /* no other bucket's, nor that of one of this name before */
     pthread_mutex_lock(&s->buckets_lock);
     uint32_t next = (uint32_t)(b->b.created_ns / 1000000000 - 1600000000);
     for (unsigned i = 0; i < s->nbuckets; i++)
@@ -768,7 +768,7 @@ int store_bucket_get(struct store *s, const char *name, struct store_bucket *ret
 }
 
 /* buckets_write is held. props NULL: as they are. */
-static int change(struct store *s, const char *name, uint64_t if_version, uint32_t flags, uint64_t front,
+static int change(struct store *s, const char *name, uint64_t if_version, uint32_t flags, uint64_t remote_id,
                   const char *props, struct leat_error *err)
 {
     struct store_bucket b = {0};
@@ -784,7 +784,7 @@ static int change(struct store *s, const char *name, uint64_t if_version, uint32
     }
     if (rc == 0) {
         b.flags = flags;
-        b.front = front;
+        b.remote_id = remote_id;
         b.version++;
         struct bucket *is = lookup(s, name);
         rc = write_all(s, &b, false, false, &w, err);
@@ -812,31 +812,31 @@ int store_bucket_set(struct store *s, const char *name, uint64_t if_version, con
         return rc;
     pthread_mutex_lock(&s->buckets_write);
     struct bucket *b = lookup(s, name); /* only who holds buckets_write changes them */
-    rc = b ? change(s, name, if_version, b->b.flags, b->b.front, props, err) : no_bucket(s, name, err);
+    rc = b ? change(s, name, if_version, b->b.flags, b->b.remote_id, props, err) : no_bucket(s, name, err);
     pthread_mutex_unlock(&s->buckets_write);
     return rc;
 }
 
 /* No commit into it is under way. */
-static int check_front(struct store *s, const struct bucket *b, enum store_front front,
-                       struct leat_error *err)
+static int check_remote_id(struct store *s, const struct bucket *b, enum store_remote remote_id,
+                           struct leat_error *err)
 {
-    if (front != STORE_FRONT_SAME && any_blind(s))
+    if (remote_id != STORE_REMOTE_SAME && any_blind(s))
         return error_set(err, STORE_UNAVAILABLE,
                          "a path of the store has failed; it may hold objects of '%s'", b->b.name);
-    if (front == STORE_FRONT_OTHER && (has_objects(s, b->b.id, 0) || store_uploads_any(s, b->b.id)))
+    if (remote_id == STORE_REMOTE_OTHER && (has_objects(s, b->b.id, 0) || store_uploads_any(s, b->b.id)))
         return error_set(
             err, STORE_NOT_EMPTY,
             "bucket %s has objects or uploads: a bucket that is put in front of another is empty", b->b.name);
-    if (front == STORE_FRONT_NONE && has_objects(s, b->b.id, STORE_DIRTY))
+    if (remote_id == STORE_REMOTE_NONE && has_objects(s, b->b.id, STORE_DIRTY))
         return error_set(err, LEAT_BUSY,
                          "bucket %s: its remote has not got all of it yet: wait until nothing is dirty",
                          b->b.name);
     return 0;
 }
 
-int store_bucket_front(struct store *s, const char *name, uint64_t if_version, enum store_front front,
-                       const char *props, uint64_t *ret_front, struct leat_error *err)
+int store_bucket_remote(struct store *s, const char *name, uint64_t if_version, enum store_remote remote_id,
+                        const char *props, uint64_t *ret_remote_id, struct leat_error *err)
 {
     int rc = check_props(props, err);
     if (rc < 0)
@@ -850,13 +850,13 @@ int store_bucket_front(struct store *s, const char *name, uint64_t if_version, e
             pthread_cond_wait(&s->buckets_cond, &s->buckets_lock);
     }
     pthread_mutex_unlock(&s->buckets_lock);
-    rc = b ? check_front(s, b, front, err) : no_bucket(s, name, err);
+    rc = b ? check_remote_id(s, b, remote_id, err) : no_bucket(s, name, err);
     if (rc == 0) {
-        uint32_t flags = front == STORE_FRONT_NONE ? b->b.flags & ~(uint32_t)STORE_BUCKET_REMOTE
-                                                   : b->b.flags | STORE_BUCKET_REMOTE;
-        uint64_t number = front == STORE_FRONT_SAME ? b->b.front : store_next_seq(s);
+        uint32_t flags = remote_id == STORE_REMOTE_NONE ? b->b.flags & ~(uint32_t)STORE_BUCKET_REMOTE
+                                                        : b->b.flags | STORE_BUCKET_REMOTE;
+        uint64_t number = remote_id == STORE_REMOTE_SAME ? b->b.remote_id : store_next_seq(s);
         rc = change(s, name, if_version, flags, number, props, err);
-        *ret_front = number;
+        *ret_remote_id = number;
     }
     pthread_mutex_lock(&s->buckets_lock);
     if (b)

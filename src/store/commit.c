@@ -257,9 +257,10 @@ static void leave(struct store_put *put)
 static int enter(struct store_put *put, const struct store_commit *c, bool *ret_dirty, struct leat_error *err)
 {
     bool remote = false;
-    uint64_t front = 0;
-    int rc =
-        put->entered ? 0 : store_bucket_enter(put->store, put->bucket, put->bucket_id, &remote, &front, err);
+    uint64_t remote_id = 0;
+    int rc = put->entered
+                 ? 0
+                 : store_bucket_enter(put->store, put->bucket, put->bucket_id, &remote, &remote_id, err);
     if (rc < 0)
         return rc;
     *ret_dirty = c->flags & STORE_DIRTY || (remote && !c->remote && is_object(put));
@@ -267,8 +268,8 @@ static int enter(struct store_put *put, const struct store_commit *c, bool *ret_
         store_bucket_leave(put->store, put->bucket);
         return rc;
     }
-    uint64_t now = remote ? front : 0;
-    if (c->if_front ? c->front != now : c->remote && c->front && c->front != front) {
+    uint64_t now = remote ? remote_id : 0;
+    if (c->if_remote_id ? c->remote_id != now : c->remote && c->remote_id && c->remote_id != remote_id) {
         leave(put);
         return error_set(err, LEAT_STALE, "bucket '%s' stands in front of another one by now", put->bucket);
     }

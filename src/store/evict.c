@@ -369,7 +369,7 @@ int store_delete(struct store *s, const char *bucket, const void *key, size_t ke
 }
 
 int store_mark_clean(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t seq,
-                     uint64_t front, const char *remote, struct leat_error *err)
+                     uint64_t remote_id, const char *remote, struct leat_error *err)
 {
     uint64_t now;
     uint32_t id;
@@ -385,7 +385,7 @@ int store_mark_clean(struct store *s, const char *bucket, const void *key, size_
     if (rc < 0)
         return rc;
     ikey_set(&k, id, key, key_len);
-    rc = front && front != now
+    rc = remote_id && remote_id != now
              ? error_set(err, LEAT_STALE, "bucket '%s' stands in front of another by now", bucket)
              : store_flag(s, &k, seq, STORE_DIRTY, 0, remote, true, err);
     store_bucket_leave(s, bucket);

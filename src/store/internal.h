@@ -206,10 +206,10 @@ int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint3
                       struct leat_error *err);
 /* Between the two the bucket stays, in front of what it is. STORE_NO_BUCKET: it is gone, or another one by now; STORE_UNAVAILABLE: not all disks say so. Not to be entered twice: who changes it
  * would wait for the first, and the second for him. */
-int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote, uint64_t *ret_front,
-                       struct leat_error *err);
+int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote,
+                       uint64_t *ret_remote_id, struct leat_error *err);
 /* As store_bucket_enter, for who stores nothing, but notes something of what is there already. */
-int store_bucket_stay(struct store *s, const char *name, uint32_t id, uint64_t *ret_front,
+int store_bucket_stay(struct store *s, const char *name, uint32_t id, uint64_t *ret_remote_id,
                       struct leat_error *err);
 void store_bucket_leave(struct store *s, const char *name);
 bool store_bucket_is_remote(struct store *s, uint32_t id, char ret_name[STORE_BUCKET_MAX + 1]);

@@ -21,7 +21,7 @@
 #define STORE_NO_BUCKET      (-ENXIO)     /* the bucket does not exist (LEAT_NOT_FOUND: the key does not) */
 #define STORE_NO_UPLOAD      (-ESRCH)     /* no such multipart upload */
 #define STORE_EXISTS         (-EEXIST)    /* the bucket exists already */
-#define STORE_NOT_EMPTY      (-ENOTEMPTY) /* the bucket has objects (store_bucket_front: or uploads) */
+#define STORE_NOT_EMPTY      (-ENOTEMPTY) /* the bucket has objects (store_bucket_remote: or uploads) */
 #define STORE_BUCKET_DAMAGED (-EUCLEAN) /* the bucket's description is damaged: neither there nor not there */
 #define STORE_PRECONDITION   (-ECHRNG)  /* if_match, if_none_match: it is not so */
 #define STORE_UNAVAILABLE                                                                                    \
@@ -87,7 +87,7 @@ struct store_bucket {
     int64_t created_ns; /* since 1970 */
     uint64_t version;   /* up by one with every change of the properties */
     uint64_t
-        front; /* names what it stands in front of: another number for another remote; not over a restart */
+        remote_id; /* names what it stands in front of: another number for another remote; not over a restart */
     char *
         props; /* opaque, NUL-terminated (JSON by convention); never NULL; freed with the struct by store_bucket_fini */
     size_t props_len;
@@ -117,9 +117,9 @@ int store_bucket_set(struct store *s, const char *name, uint64_t if_version, con
  * STORE_NOT_EMPTY where it is put in front of another than before and has objects or uploads; LEAT_BUSY where it is to stand in front of none, and has
  * dirty objects.
  */
-enum store_front { STORE_FRONT_NONE, STORE_FRONT_SAME, STORE_FRONT_OTHER };
-int store_bucket_front(struct store *s, const char *name, uint64_t if_version, enum store_front front,
-                       const char *props, uint64_t *ret_front, struct leat_error *err);
+enum store_remote { STORE_REMOTE_NONE, STORE_REMOTE_SAME, STORE_REMOTE_OTHER };
+int store_bucket_remote(struct store *s, const char *name, uint64_t if_version, enum store_remote remote_id,
+                        const char *props, uint64_t *ret_remote_id, struct leat_error *err);
 /* [loop] By name, sorted; each is the callback's only during the call; its answer other than 0 ends all and is returned. The callback
  * may not call the store. */
 int store_bucket_list(struct store *s, int (*bucket)(void *user, const struct store_bucket *bucket),
@@ -258,11 +258,11 @@ struct store_commit {
     const char *
         remote; /* what the bucket's remote calls it; NULL: it has not got it, so it is dirty in a bucket that has a remote */
     uint64_t
-        front; /* with remote: which one said so (store_bucket.front); 0: not looked at. LEAT_STALE: it is another by now */
+        remote_id; /* with remote: which one said so (store_bucket.front); 0: not looked at. LEAT_STALE: it is another by now */
     bool
-        if_front; /* only if the bucket stands in front of that one still (0: of none), else LEAT_STALE: its conditions were looked at there */
-    uint32_t flags;     /* STORE_DIRTY or 0 */
-    int64_t mtime_ns;   /* 0: now */
+        if_remote_id; /* only if the bucket stands in front of that one still (0: of none), else LEAT_STALE: its conditions were looked at there */
+    uint32_t flags;   /* STORE_DIRTY or 0 */
+    int64_t mtime_ns; /* 0: now */
     bool if_none_match; /* "*": only if there is no such object */
     const char
         *if_match;   /* only if there is one with this ETag (without quotes; "*": any); NULL: no condition */
@@ -293,7 +293,7 @@ int store_delete_many(struct store *s, const char *bucket, const struct store_ke
 /* The cold tier: the remote has got this version (seq) now, and calls it `remote`. front: which one (store_bucket.front); 0: not looked at. LEAT_STALE: it
  * is another version by now, or the bucket stands in front of another. Durable. */
 int store_mark_clean(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t seq,
-                     uint64_t front, const char *remote, struct leat_error *err);
+                     uint64_t remote_id, const char *remote, struct leat_error *err);
 /* Takes a clean object out of a bucket with STORE_BUCKET_REMOTE. LEAT_BUSY: it is dirty; LEAT_INVALID: the bucket has no remote. */
 int store_evict(struct store *s, const char *bucket, const void *key, size_t key_len, struct leat_error *err);
 

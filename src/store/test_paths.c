@@ -135,14 +135,15 @@ static void test_a_change_that_is_refused(void **state)
 {
     struct fixture *f = *state;
     struct store_bucket b;
-    uint64_t front;
+    uint64_t remote_id;
     f->io.open = open_unless_full;
     reopen(f, 2);
     assert_int_equal(store_bucket_create(f->s, "photos", 0, "{\"a\": 1}", NULL), 0);
     for (unsigned i = 0; i < 2; i++) { /* the version that is in force goes on from what was taken back */
         full = true;
-        assert_int_equal(store_bucket_front(f->s, "photos", 0, STORE_FRONT_OTHER, "{\"a\": 2}", &front, NULL),
-                         LEAT_NO_SPACE);
+        assert_int_equal(
+            store_bucket_remote(f->s, "photos", 0, STORE_REMOTE_OTHER, "{\"a\": 2}", &remote_id, NULL),
+            LEAT_NO_SPACE);
         assert_int_equal(store_bucket_create(f->s, "other", 0, NULL, NULL), LEAT_NO_SPACE);
         full = false;
         reopen(f, 2);
@@ -196,7 +197,7 @@ static void test_a_folder_that_is_not_flushed(void **state)
 {
     struct fixture *f = *state;
     struct store_bucket b;
-    uint64_t front;
+    uint64_t remote_id;
     f->io.syncdir = syncdir_unless_many;
     reopen(f, 2);
     assert_int_equal(store_bucket_create(f->s, "photos", 0, "{\"a\": 1}", NULL), 0);
@@ -222,7 +223,7 @@ static void test_a_folder_that_is_not_flushed(void **state)
     for (unsigned i = 0; i < 2; i++) {
         no_folders = true;
         assert_int_not_equal(
-            store_bucket_front(f->s, "photos", 0, STORE_FRONT_OTHER, "{\"a\": 2}", &front, NULL), 0);
+            store_bucket_remote(f->s, "photos", 0, STORE_REMOTE_OTHER, "{\"a\": 2}", &remote_id, NULL), 0);
         no_folders = false;
         if (i > 0)
             store_tick(f->s);
@@ -607,8 +608,8 @@ static struct store *detached;
 /* The bucket has no remote any more; what it gets from here on is nowhere else. */
 static void detach(void)
 {
-    uint64_t front;
-    assert_int_equal(store_bucket_front(detached, "cache", 0, STORE_FRONT_NONE, NULL, &front, NULL), 0);
+    uint64_t remote_id;
+    assert_int_equal(store_bucket_remote(detached, "cache", 0, STORE_REMOTE_NONE, NULL, &remote_id, NULL), 0);
     assert_int_equal(testing_put(detached, "cache", "the only copy", 1, 10000), 0);
 }
 

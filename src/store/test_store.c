@@ -123,8 +123,9 @@ static void test_what_is_kept(void **state)
     struct store_bucket b;
     assert_int_equal(store_bucket_get(f->s, "photos", &b, NULL), 0);
     assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq + 1, 0, "x", NULL), LEAT_STALE);
-    assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq, b.front + 1, "x", NULL), LEAT_STALE);
-    assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq, b.front, "version-7", NULL), 0);
+    assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq, b.remote_id + 1, "x", NULL),
+                     LEAT_STALE);
+    assert_int_equal(store_mark_clean(f->s, "photos", "a", 1, info.seq, b.remote_id, "version-7", NULL), 0);
     store_bucket_fini(&b);
     for (unsigned round = 0; round < 2; round++) {
         struct store_obj *obj;
@@ -207,11 +208,12 @@ static void test_buckets(void **state)
     assert_int_equal(store_bucket_create(f->s, "x.tmp", STORE_BUCKET_REMOTE, "{\"uri\": \"s3://x\"}", NULL),
                      0);
     assert_int_equal(store_bucket_get(f->s, "x.tmp", &b, NULL), 0);
-    uint64_t version = b.version, front;
+    uint64_t version = b.version, remote_id;
     uint32_t id = b.id;
     store_bucket_fini(&b);
     assert_int_equal(store_bucket_set(f->s, "x.tmp", version + 1, "{}", NULL), STORE_PRECONDITION);
-    assert_int_equal(store_bucket_front(f->s, "x.tmp", version, STORE_FRONT_NONE, "{2}", &front, NULL), 0);
+    assert_int_equal(store_bucket_remote(f->s, "x.tmp", version, STORE_REMOTE_NONE, "{2}", &remote_id, NULL),
+                     0);
     testing_reopen(f);
     assert_int_equal(store_bucket_get(f->s, "x.tmp", &b, NULL), 0);
     assert_string_equal(b.props, "{2}");

@@ -246,7 +246,7 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
                                   .meta = meta,
                                   .meta_len = meta_len,
                                   .remote = tag,
-                                  .front = f->bucket->front,
+                                  .remote_id = f->bucket->remote_id,
                                   .mtime_ns = f->info.mtime_ns,
                                   .if_none_match = f->if_seq == 0,
                                   .if_seq = f->if_seq};

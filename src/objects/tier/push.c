@@ -111,7 +111,7 @@ static int push_version(struct tier *t, struct tier_bucket *b, const void *key, 
             rc = send(t, b, uri, obj->fd, obj->offset, obj->info.bytes, obj->meta, obj->meta_len, tag, err);
         fetch_supersede(t, b, key, key_len);
         if (rc == 0)
-            rc = store_mark_clean(store, b->name, key, key_len, obj->info.seq, b->front, tag, err);
+            rc = store_mark_clean(store, b->name, key, key_len, obj->info.seq, b->remote_id, tag, err);
         if (rc == 0)
             tier_fresh_mark(t, b, key, key_len);
     }
@@ -196,7 +196,7 @@ static int doubt(struct tier *t, const struct tier_bucket *b, const void *key, s
         return 0;
     if (rc < 0 || info.flags & STORE_DIRTY || (read && !*tag))
         return rc;
-    rc = store_mark_clean(t->config.store, b->name, key, key_len, info.seq, b->front, "", err);
+    rc = store_mark_clean(t->config.store, b->name, key, key_len, info.seq, b->remote_id, "", err);
     if (rc == 0 && read) {
         snprintf(ret_tag, STORE_REMOTE_MAX + 1, "%s", tag);
         *ret_old = info.seq;
@@ -245,14 +245,14 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
         store_put_abort(put);
         /* A remote that refused has the old one still; one that fell silent may have either. */
         if (old && rc == TIER_REFUSED)
-            store_mark_clean(t->config.store, b->name, key, key_len, old, b->front, old_tag, NULL);
+            store_mark_clean(t->config.store, b->name, key, key_len, old, b->remote_id, old_tag, NULL);
         else if (rc != TIER_REFUSED) /* and a GET may have brought the old one meanwhile */
             doubt(t, b, key, key_len, &old, old_tag, NULL);
         return rc;
     }
     struct store_commit c = *commit;
     c.remote = tag;
-    c.front = b->front;
+    c.remote_id = b->remote_id;
     c.flags &= ~(uint32_t)STORE_DIRTY;
     c.if_none_match = false; /* looked at before, there and here */
     c.if_match = NULL;
@@ -271,8 +271,8 @@ static int commit_plain(struct tier *t, const char *bucket, const void *key, siz
 {
     struct store_info info;
     struct store_commit c = *commit;
-    c.if_front = conditional(commit);
-    c.front = 0;
+    c.if_remote_id = conditional(commit);
+    c.remote_id = 0;
     int rc = moved(store_put_commit(put, &c, &info, err), bucket, err);
     struct tier_bucket *b = rc == 0 && info.flags & STORE_DIRTY ? tier_bucket_find(t, bucket) : NULL;
     if (b)
@@ -300,8 +300,8 @@ static int back(struct tier *t, struct tier_bucket *b, const void *key, size_t k
                 const struct store_commit *commit, struct store_info *ret_info, struct leat_error *err)
 {
     struct store_commit c = *commit; /* dirty, says the store, if the bucket has a remote still */
-    c.if_front = conditional(commit);
-    c.front = c.if_front ? b->front : 0;
+    c.if_remote_id = conditional(commit);
+    c.remote_id = c.if_remote_id ? b->remote_id : 0;
     /* Looked at; what it is about may be there alone. That there is none is looked at again: who knew of no remote holds no key. */
     c.if_match = NULL;
     /* What the remote never takes would be dirty for ever. */
@@ -378,7 +378,7 @@ static int delete_held(struct tier *t, struct tier_bucket *b, const void *key, s
         rc = tier_remote_error(b, rc, err);
     fetch_supersede(t, b, key, key_len);
     if (rc == TIER_REFUSED && old)
-        store_mark_clean(t->config.store, b->name, key, key_len, old, b->front, old_tag, NULL);
+        store_mark_clean(t->config.store, b->name, key, key_len, old, b->remote_id, old_tag, NULL);
     else if (rc < 0 && !gone) /* it may be gone there */
         doubt(t, b, key, key_len, &old, old_tag, NULL);
     if (rc < 0 && !gone)

@@ -488,18 +488,20 @@ static void test_conditions_of_another_remote(void **state)
 {
     (void)state;
     struct caller writer = {.call = put, .key = "k", .text = "kept"}, nobody = writer, owner = writer;
-    uint64_t front;
+    uint64_t remote_id;
     nobody.commit.if_none_match = true;
     owner.commit.if_match = "*";
     assert_int_equal(store_bucket_create(world.store, "bkt", 0, NULL, NULL), 0);
-    assert_int_equal(store_bucket_front(world.store, "bkt", 0, STORE_FRONT_OTHER, "{}", &front, NULL), 0);
+    assert_int_equal(store_bucket_remote(world.store, "bkt", 0, STORE_REMOTE_OTHER, "{}", &remote_id, NULL),
+                     0);
     assert_int_equal(put(&nobody), LEAT_BUSY);
     assert_false(world_is_here("bkt", "k"));
     assert_int_equal(put(&writer), 0);
     assert_int_equal(world_flags("bkt", "k"), STORE_DIRTY);
     assert_int_equal(put(&owner), LEAT_BUSY);
     world_front("front", ",\"mode\":\"back\"");
-    assert_int_equal(store_bucket_front(world.store, "front", 0, STORE_FRONT_NONE, "{}", &front, NULL), 0);
+    assert_int_equal(store_bucket_remote(world.store, "front", 0, STORE_REMOTE_NONE, "{}", &remote_id, NULL),
+                     0);
     assert_int_equal(world_put("front", "k", "kept", &nobody.commit, NULL), LEAT_BUSY);
     assert_int_equal(world_put("front", "k", "kept", &writer.commit, NULL), 0);
 }

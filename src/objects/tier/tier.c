@@ -143,8 +143,8 @@ static bool is_same(struct tier *t, const struct tier_bucket *b)
 
 /* What is in a bucket is nowhere else, or at another remote: it would be taken for what this remote has, and be evicted or deleted. So the store wants it
  * to be empty. */
-static int keep_settings(struct tier *t, const char *bucket, const char *remote_json, enum store_front front,
-                         uint64_t *ret_front, struct leat_error *err)
+static int keep_settings(struct tier *t, const char *bucket, const char *remote_json,
+                         enum store_remote remote_id, uint64_t *ret_remote_id, struct leat_error *err)
 {
     struct store_bucket is;
     int rc;
@@ -155,7 +155,8 @@ static int keep_settings(struct tier *t, const char *bucket, const char *remote_
             return rc;
         rc = tier_remote_into(is.props, remote_json, &props);
         if (rc == 0)
-            rc = store_bucket_front(t->config.store, bucket, is.version, front, props, ret_front, err);
+            rc = store_bucket_remote(t->config.store, bucket, is.version, remote_id, props, ret_remote_id,
+                                     err);
         store_bucket_fini(&is);
     } while (rc == STORE_PRECONDITION); /* somebody else has changed others of them */
     return rc;
@@ -181,15 +182,17 @@ int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json,
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&t->settings);
-    enum store_front front = !b ? STORE_FRONT_NONE : is_same(t, b) ? STORE_FRONT_SAME : STORE_FRONT_OTHER;
-    rc = keep_settings(t, bucket, remote_json, front, &number, err);
+    enum store_remote remote_id = !b              ? STORE_REMOTE_NONE
+                                  : is_same(t, b) ? STORE_REMOTE_SAME
+                                                  : STORE_REMOTE_OTHER;
+    rc = keep_settings(t, bucket, remote_json, remote_id, &number, err);
     if (rc < 0) {
         pthread_mutex_unlock(&t->settings);
         tier_bucket_unref(t, b);
         return rc;
     }
     if (b)
-        b->front = number;
+        b->remote_id = number;
     replace(t, bucket, b);
     pthread_mutex_unlock(&t->settings);
     /* What was stored between the two is dirty, and nobody knew who is to have it; and what the old settings' queue had no room for. */
@@ -549,7 +552,7 @@ static int found_one(void *user, const struct store_bucket *is)
         return 1;
     }
     snprintf(f->names[f->n], sizeof(f->names[0]), "%s", is->name);
-    f->fronts[f->n] = is->front;
+    f->fronts[f->n] = is->remote_id;
     f->props[f->n++] = copy;
     return 0;
 }
@@ -570,7 +573,7 @@ static int load(struct tier *t)
         if (rc == 0) {
             if (tier_bucket_right(b, &err) < 0)
                 log_error("%s", err.message);
-            b->front = f.fronts[i];
+            b->remote_id = f.fronts[i];
             replace(t, f.names[i], b);
             if (!clean && !b->wrong) /* who gives it others has looked for what is dirty */
                 push_bucket(t, f.names[i]);

@@ -49,7 +49,7 @@ struct tier_bucket {
     char name[STORE_BUCKET_MAX + 1];
     struct tier_remote remote;
     char *wrong;          /* what is wrong with its settings, which nothing is done by then; NULL: nothing */
-    uint64_t front;       /* store_bucket.front of it */
+    uint64_t remote_id;   /* store_bucket.front of it */
     uint64_t server;      /* a number for the remote's; never 0 */
     struct list sessions; /* idle ones */
     bool gone;            /* not in the table any more */
