@@ -55,7 +55,7 @@ void fetch_wake(struct fetch *f)
         w->waits = false;
         w->ready(w);
     }
-    pthread_cond_broadcast(&f->t->moved);
+    pthread_cond_broadcast(&f->t->changed_cond);
 }
 
 static bool is_of(const struct fetch *f, const struct tier_bucket *b, const void *key, size_t key_len)
@@ -74,8 +74,8 @@ void fetch_supersede(struct tier *t, const struct tier_bucket *b, const void *ke
         f->superseded = true;
         list_remove(&f->node);
     }
-    while (push_holds(&t->keeping, b, key, key_len))
-        pthread_cond_wait(&t->moved, &t->lock);
+    while (push_locks(&t->keeping, b, key, key_len))
+        pthread_cond_wait(&t->changed_cond, &t->lock);
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -121,7 +121,7 @@ int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key
     rc = tier_pool_add(pool, b, &f->task);
     if (rc == 0) {
         b->refs++;
-        f->superseded = push_holds(&t->held, b, key, key_len);
+        f->superseded = push_locks(&t->held, b, key, key_len);
         if (!f->head_only && !f->superseded)
             list_push_back(&t->fetches, &f->node);
     }
@@ -250,7 +250,7 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
                                   .mtime_ns = f->info.mtime_ns,
                                   .if_none_match = f->if_seq == 0,
                                   .if_seq = f->if_seq};
-    struct held held = {.bucket = f->bucket, .key = f->key, .key_len = f->key_len};
+    struct key_lock held = {.bucket = f->bucket, .key = f->key, .key_len = f->key_len};
     pthread_mutex_lock(&t->lock);
     bool keep = rc == 0 && !f->superseded;
     if (keep)
@@ -265,7 +265,7 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
         tier_fresh_mark(t, f->bucket, f->key, f->key_len);
     pthread_mutex_lock(&t->lock);
     list_remove(&held.node);
-    pthread_cond_broadcast(&t->moved);
+    pthread_cond_broadcast(&t->changed_cond);
     pthread_mutex_unlock(&t->lock);
     /* Another version was stored here, or the bucket has another remote: this one was for its readers. */
     return rc == STORE_PRECONDITION || rc == LEAT_STALE ? 0 : rc;

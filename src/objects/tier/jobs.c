@@ -88,7 +88,7 @@ static void settle(struct job *job)
     struct tier *t = job->t;
     pthread_mutex_lock(&t->lock);
     while (f->state != FETCH_DONE && f->state != FETCH_FAILED)
-        pthread_cond_wait(&t->moved, &t->lock);
+        pthread_cond_wait(&t->changed_cond, &t->lock);
     struct tier_job_info *i = &job->info;
     bool gone = f->state == FETCH_FAILED && f->rc == LEAT_NOT_FOUND;
     bool bad = (f->state == FETCH_FAILED && !gone) || f->fallback;
@@ -267,7 +267,7 @@ static void *job_main(void *arg)
     job->info.ended_ns = wall_ns();
     job->ended = true;
     t->njobs--;
-    pthread_cond_broadcast(&t->moved);
+    pthread_cond_broadcast(&t->changed_cond);
     pthread_mutex_unlock(&t->lock);
     return NULL;
 }
@@ -417,7 +417,7 @@ void jobs_stop(struct tier *t)
     list_init(&all);
     pthread_mutex_lock(&t->lock);
     while (t->njobs)
-        pthread_cond_wait(&t->moved, &t->lock);
+        pthread_cond_wait(&t->changed_cond, &t->lock);
     list_for_each_safe (node, &t->jobs) {
         list_remove(node);
         list_push_back(&all, node);

@@ -17,10 +17,10 @@
 
 /* --- one at a time ----------------------------------------------------------------------------------------------------------- */
 
-bool push_holds(const struct list *list, const struct tier_bucket *b, const void *key, size_t key_len)
+bool push_locks(const struct list *list, const struct tier_bucket *b, const void *key, size_t key_len)
 {
     list_for_each (node, list) {
-        const struct held *o = container_of(node, struct held, node);
+        const struct key_lock *o = container_of(node, struct key_lock, node);
         if (strcmp(o->bucket->name, b->name) == 0 && o->key_len == key_len &&
             memcmp(o->key, key, key_len) == 0)
             return true;
@@ -29,22 +29,22 @@ bool push_holds(const struct list *list, const struct tier_bucket *b, const void
 }
 
 /* Waits until nobody else has this key in `list` (tier.held, tier.committing). */
-static void hold(struct tier *t, struct list *list, struct held *h, const struct tier_bucket *b,
-                 const void *key, size_t key_len)
+static void key_lock(struct tier *t, struct list *list, struct key_lock *h, const struct tier_bucket *b,
+                     const void *key, size_t key_len)
 {
-    *h = (struct held){.bucket = b, .key = key, .key_len = key_len};
+    *h = (struct key_lock){.bucket = b, .key = key, .key_len = key_len};
     pthread_mutex_lock(&t->lock);
-    while (push_holds(list, b, key, key_len))
-        pthread_cond_wait(&t->moved, &t->lock);
+    while (push_locks(list, b, key, key_len))
+        pthread_cond_wait(&t->changed_cond, &t->lock);
     list_push_back(list, &h->node);
     pthread_mutex_unlock(&t->lock);
 }
 
-static void let_go(struct tier *t, struct held *h)
+static void key_unlock(struct tier *t, struct key_lock *h)
 {
     pthread_mutex_lock(&t->lock);
     list_remove(&h->node);
-    pthread_cond_broadcast(&t->moved);
+    pthread_cond_broadcast(&t->changed_cond);
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -121,14 +121,14 @@ static int push_version(struct tier *t, struct tier_bucket *b, const void *key, 
 
 int push_key(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err)
 {
-    struct held held;
+    struct key_lock held;
     struct tier_bucket *b = tier_bucket_find(t, bucket); /* settings may have changed since it was queued */
     if (!b)
         return 0;
-    hold(t, &t->held, &held, b, key, key_len);
+    key_lock(t, &t->held, &held, b, key, key_len);
     /* They may have changed while it was waited for, too, and what is here by then is not this remote's: again, with the new ones. */
     int rc = is_gone(t, b) ? LEAT_STALE : push_version(t, b, key, key_len, err);
-    let_go(t, &held);
+    key_unlock(t, &held);
     tier_bucket_unref(t, b);
     return rc;
 }
@@ -142,7 +142,7 @@ int tier_put_begin(struct tier *t, const char *bucket, const void *key, size_t k
     /* In "through" it is read before it is committed. */
     if (b && b->remote.mode == TIER_THROUGH)
         flags |= STORE_PUT_BUFFERED;
-    int rc = b ? tier_bucket_right(b, err) : 0;
+    int rc = b ? tier_bucket_check(b, err) : 0;
     tier_bucket_unref(t, b);
     return rc < 0 ? rc : store_put_begin(t->config.store, bucket, key, key_len, bytes, flags, ret_put, err);
 }
@@ -325,13 +325,13 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
 {
     for (;;) {
         struct tier_bucket *b = tier_bucket_find(t, bucket);
-        struct held held;
+        struct key_lock held;
         if (!b)
             return commit_plain(t, bucket, key, key_len, put, commit, ret_info, err);
         /* In "back" nobody need wait for a push of the version before: each is of what is here by then. But between what a condition saw and its
          * commit nobody else commits. */
         bool through_it = b->remote.mode == TIER_THROUGH;
-        hold(t, through_it ? &t->held : &t->committing, &held, b, key, key_len);
+        key_lock(t, through_it ? &t->held : &t->committing, &held, b, key, key_len);
         int rc = conditional(commit) ? check_conditions(t, b, key, key_len, commit, err) : 0;
         /* Its settings were changed while the key was waited for, or the conditions looked at. */
         bool anew = rc != STORE_PRECONDITION && is_gone(t, b);
@@ -339,7 +339,7 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
             store_put_abort(put);
         else if (!anew)
             rc = (through_it ? through : back)(t, b, key, key_len, put, commit, ret_info, err);
-        let_go(t, &held);
+        key_unlock(t, &held);
         tier_bucket_unref(t, b);
         if (!anew)
             return rc;
@@ -392,17 +392,17 @@ int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_
 {
     for (;;) {
         struct tier_bucket *b = tier_bucket_find(t, bucket);
-        struct held held, here_too;
+        struct key_lock held, here_too;
         if (!b)
             return store_delete(t->config.store, bucket, key, key_len, 0, err);
-        hold(t, &t->held, &held, b, key, key_len);
+        key_lock(t, &t->held, &held, b, key, key_len);
         /* Also from those of mode "back": a condition would see what is gone there, and is about to be gone here. */
-        hold(t, &t->committing, &here_too, b, key, key_len);
+        key_lock(t, &t->committing, &here_too, b, key, key_len);
         /* Its settings were changed while the key was waited for: it is to be gone at the remote that is there now. */
         bool anew = is_gone(t, b);
         int rc = anew ? 0 : delete_held(t, b, key, key_len, err);
-        let_go(t, &here_too);
-        let_go(t, &held);
+        key_unlock(t, &here_too);
+        key_unlock(t, &held);
         tier_bucket_unref(t, b);
         if (!anew)
             return rc;

@@ -87,11 +87,11 @@ static void miss(struct tier *t, struct tier_bucket *b, uint64_t at_ns)
         return;
     b->missed = true;
     b->missed_ns = at_ns;
-    if (list_empty(&b->behind)) {
+    if (list_empty(&b->dirty_backlog)) {
         b->refs++;
-        list_push_back(&t->behind, &b->behind);
+        list_push_back(&t->dirty_backlog, &b->dirty_backlog);
     }
-    pthread_cond_signal(&t->push_moved);
+    pthread_cond_signal(&t->push_changed_cond);
 }
 
 /* Worth a look: a quarter of it, which those that failed, who have half, leave sooner or later. */
@@ -108,8 +108,8 @@ static void leave(struct push *p)
     p->bucket->npushes--;
     if (--t->stats.push_waiting == 0)
         t->stats.push_error[0] = 0;
-    if (!had_room && has_room(t, p->bucket) && !list_empty(&p->bucket->behind))
-        pthread_cond_signal(&t->push_moved);
+    if (!had_room && has_room(t, p->bucket) && !list_empty(&p->bucket->dirty_backlog))
+        pthread_cond_signal(&t->push_changed_cond);
 }
 
 static uint64_t pause_ns(const struct tier *t, unsigned failures)
@@ -133,7 +133,7 @@ static bool pause_it(struct push *p)
     p->paused = true;
     p->bucket->npaused++;
     if (list_empty(&t->pauses[k])) /* others of this list come first */
-        pthread_cond_signal(&t->push_moved);
+        pthread_cond_signal(&t->push_changed_cond);
     list_push_back(&t->pauses[k], &p->pause_node);
     return true;
 }
@@ -273,7 +273,7 @@ static void look_on(struct tier *t, struct tier_bucket *b)
         miss(t, b, clock_now_ns() + t->config.retry_max_ns);
     bool done = b->gone || (!b->midway && !b->missed);
     if (done)
-        list_remove(&b->behind);
+        list_remove(&b->dirty_backlog);
     pthread_mutex_unlock(&t->lock);
     if (done)
         tier_bucket_unref(t, b);
@@ -282,8 +282,8 @@ static void look_on(struct tier *t, struct tier_bucket *b)
 /* One that is behind, and has room: with a reference. Under the lock. */
 static struct tier_bucket *next_behind(struct tier *t, uint64_t now_ns, uint64_t *next_ns)
 {
-    list_for_each (node, &t->behind) {
-        struct tier_bucket *b = container_of(node, struct tier_bucket, behind);
+    list_for_each (node, &t->dirty_backlog) {
+        struct tier_bucket *b = container_of(node, struct tier_bucket, dirty_backlog);
         if (!has_room(t, b) && !b->gone)
             continue; /* whose end makes room says so */
         uint64_t at_ns = b->midway ? b->poll_ns : b->missed_ns;
@@ -292,7 +292,7 @@ static struct tier_bucket *next_behind(struct tier *t, uint64_t now_ns, uint64_t
             continue;
         }
         list_remove(node);
-        list_push_back(&t->behind, node);
+        list_push_back(&t->dirty_backlog, node);
         b->missed &= b->midway;
         b->refs++;
         return b;
@@ -327,7 +327,7 @@ void *push_timer_main(void *arg)
         uint64_t now_ns = clock_now_ns(), next_ns = end_pauses(t, now_ns);
         struct tier_bucket *b = next_behind(t, now_ns, &next_ns);
         if (!b) {
-            cond_wait_until(&t->push_moved, &t->lock, next_ns);
+            cond_wait_until(&t->push_changed_cond, &t->lock, next_ns);
             continue;
         }
         pthread_mutex_unlock(&t->lock);
@@ -349,8 +349,8 @@ void push_stop(struct tier *t)
             push_free(p);
         }
     }
-    while ((b = list_first(&t->behind, struct tier_bucket, behind))) {
-        list_remove(&b->behind);
+    while ((b = list_first(&t->dirty_backlog, struct tier_bucket, dirty_backlog))) {
+        list_remove(&b->dirty_backlog);
         tier_bucket_unref(t, b);
     }
 }

@@ -172,7 +172,7 @@ int tier_read_wait(struct tier_read *read, uint64_t offset, uint64_t bytes, stru
         bool still =
             f->state == FETCH_QUEUED || (f->state == FETCH_BODY && bytes && fetch_readable(f, offset) == 0);
         if (still)
-            pthread_cond_wait(&r->t->moved, &r->t->lock);
+            pthread_cond_wait(&r->t->changed_cond, &r->t->lock);
         pthread_mutex_unlock(&r->t->lock);
     }
 }
@@ -193,7 +193,7 @@ int tier_get(struct tier *t, const char *bucket, const void *key, size_t key_len
         if (rc == 0 && !here) { /* until it is committed */
             pthread_mutex_lock(&t->lock);
             while (f->state != FETCH_DONE && f->state != FETCH_FAILED)
-                pthread_cond_wait(&t->moved, &t->lock);
+                pthread_cond_wait(&t->changed_cond, &t->lock);
             rc = f->state == FETCH_FAILED ? fetch_failed(f, err) : 0;
             pthread_mutex_unlock(&t->lock);
         }

@@ -47,7 +47,7 @@ void tier_bucket_unref(struct tier *t, struct tier_bucket *b)
     while ((s = list_first(&b->sessions, struct tier_session, node)))
         session_free(s);
     tier_remote_fini(&b->remote);
-    free(b->wrong);
+    free(b->config_error);
     free(b);
 }
 
@@ -108,20 +108,20 @@ static int bucket_make(const char *name, const char *json, bool found, struct ti
         return -ENOMEM;
     list_init(&b->node);
     list_init(&b->sessions);
-    list_init(&b->behind);
+    list_init(&b->dirty_backlog);
     b->refs = 1;
     snprintf(b->name, sizeof(b->name), "%s", name);
     struct leat_error why = {0};
     int rc = json ? tier_remote_parse(json, &b->remote, &why)
                   : error_set(&why, LEAT_INVALID, "remote: there are no settings");
     if (rc < 0 && rc != -ENOMEM && found) {
-        b->wrong = strdup(why.message);
-        rc = b->wrong ? tier_remote_guess(json, &b->remote) : -ENOMEM;
+        b->config_error = strdup(why.message);
+        rc = b->config_error ? tier_remote_guess(json, &b->remote) : -ENOMEM;
     }
     if (rc < 0) {
         if (err)
             *err = why;
-        free(b->wrong);
+        free(b->config_error);
         free(b);
         return rc;
     }
@@ -225,20 +225,21 @@ void tier_bucket_forget(struct tier *t, const char *bucket)
     pthread_mutex_unlock(&t->settings);
 }
 
-int tier_bucket_right(const struct tier_bucket *b, struct leat_error *err)
+int tier_bucket_check(const struct tier_bucket *b, struct leat_error *err)
 {
-    return b->wrong ? error_set(err, TIER_REFUSED,
-                                "bucket %s stands in front of another by settings that this version does not "
-                                "take: %s; what is not here cannot be had, and nothing is stored, until "
-                                "PUT /v1/buckets/%s gives it others",
-                                b->name, b->wrong, b->name)
-                    : 0;
+    return b->config_error
+               ? error_set(err, TIER_REFUSED,
+                           "bucket %s stands in front of another by settings that this version does not "
+                           "take: %s; what is not here cannot be had, and nothing is stored, until "
+                           "PUT /v1/buckets/%s gives it others",
+                           b->name, b->config_error, b->name)
+               : 0;
 }
 
 int tier_uri(const struct tier_bucket *b, const void *key, size_t key_len, char **ret_uri,
              struct leat_error *err)
 {
-    int rc = tier_bucket_right(b, err);
+    int rc = tier_bucket_check(b, err);
     if (rc < 0)
         return rc;
     if (memchr(key, 0, key_len))
@@ -275,7 +276,7 @@ int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session 
                      struct leat_error *err)
 {
     const struct tier_remote *r = &b->remote;
-    int rc = tier_bucket_right(b, err);
+    int rc = tier_bucket_check(b, err);
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&t->lock);
@@ -478,7 +479,7 @@ void tier_block_put(struct tier *t, struct tier_block *k)
         list_push_front(&t->blocks, &k->node);
         t->nblocks++;
     }
-    pthread_cond_broadcast(&t->moved);
+    pthread_cond_broadcast(&t->changed_cond);
     pthread_mutex_unlock(&t->lock);
     if (!keep)
         block_free(t, k);
@@ -571,11 +572,11 @@ static int load(struct tier *t)
         if (rc == 0)
             rc = bucket_make(f.names[i], json, true, &b, NULL);
         if (rc == 0) {
-            if (tier_bucket_right(b, &err) < 0)
+            if (tier_bucket_check(b, &err) < 0)
                 log_error("%s", err.message);
             b->remote_id = f.fronts[i];
             replace(t, f.names[i], b);
-            if (!clean && !b->wrong) /* who gives it others has looked for what is dirty */
+            if (!clean && !b->config_error) /* who gives it others has looked for what is dirty */
                 push_bucket(t, f.names[i]);
         }
         free(f.props[i]);
@@ -608,10 +609,10 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
     c->push_queue = c->push_queue ? c->push_queue : 4096;
     pthread_mutex_init(&t->lock, NULL);
     pthread_mutex_init(&t->settings, NULL);
-    cond_init(&t->moved);
-    cond_init(&t->push_moved);
-    struct list *lists[] = {&t->buckets,    &t->blocks,  &t->fetches, &t->held,
-                            &t->committing, &t->keeping, &t->behind,  &t->jobs};
+    cond_init(&t->changed_cond);
+    cond_init(&t->push_changed_cond);
+    struct list *lists[] = {&t->buckets,    &t->blocks,  &t->fetches,       &t->held,
+                            &t->committing, &t->keeping, &t->dirty_backlog, &t->jobs};
     for (size_t i = 0; i < ARRAY_LEN(lists); i++)
         list_init(lists[i]);
     for (size_t i = 0; i < PUSH_CHAINS; i++)
@@ -648,8 +649,8 @@ void tier_stop(struct tier *t)
     atomic_store(&t->stopping, true);
     for (size_t i = 0; i < ARRAY_LEN(pools); i++)
         pthread_cond_broadcast(&pools[i]->work);
-    pthread_cond_broadcast(&t->moved);
-    pthread_cond_broadcast(&t->push_moved);
+    pthread_cond_broadcast(&t->changed_cond);
+    pthread_cond_broadcast(&t->push_changed_cond);
     pthread_mutex_unlock(&t->lock);
 }
 
@@ -675,8 +676,8 @@ void tier_free(struct tier *t)
         list_remove(&k->node);
         block_free(t, k);
     }
-    pthread_cond_destroy(&t->moved);
-    pthread_cond_destroy(&t->push_moved);
+    pthread_cond_destroy(&t->changed_cond);
+    pthread_cond_destroy(&t->push_changed_cond);
     pthread_mutex_destroy(&t->lock);
     pthread_mutex_destroy(&t->settings);
     free(t);

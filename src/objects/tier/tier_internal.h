@@ -48,7 +48,7 @@ struct tier_bucket {
     unsigned refs;
     char name[STORE_BUCKET_MAX + 1];
     struct tier_remote remote;
-    char *wrong;          /* what is wrong with its settings, which nothing is done by then; NULL: nothing */
+    char *config_error;   /* what is wrong with its settings, which nothing is done by then; NULL: nothing */
     uint64_t remote_id;   /* store_bucket.front of it */
     uint64_t server;      /* a number for the remote's; never 0 */
     struct list sessions; /* idle ones */
@@ -57,8 +57,8 @@ struct tier_bucket {
         small_run; /* objects fetched of late that fitted into one request, one after the other */
     /* queue.c: keys in the queue of pushes, and those of them that failed and wait */
     unsigned npushes, npaused;
-    struct list behind; /* tier.behind, with a reference; alone: all that is dirty is in the queue */
-    bool missed;        /* something is not since the look under way began: the next begins at missed_ns */
+    struct list dirty_backlog; /* tier.behind, with a reference; alone: all that is dirty is in the queue */
+    bool missed; /* something is not since the look under way began: the next begins at missed_ns */
     uint64_t missed_ns;
     bool midway;      /* of the look, the timer's alone: the last key that was looked at */
     uint64_t poll_ns; /* and when it goes on: there was no memory */
@@ -101,9 +101,9 @@ struct tier {
     struct budget push_room; /* of config.budget: what the queue of pushes may take */
     uint64_t paused_bytes;   /* of it: half at most */
     atomic_bool stopping;
-    pthread_mutex_t settings; /* one change of a bucket's remote at a time; before `lock` */
-    pthread_mutex_t lock;     /* of all that follows, and of buckets, fetches, pushes and jobs */
-    pthread_cond_t moved;     /* broadcast: a fetch, a held key, a job, a block */
+    pthread_mutex_t settings;    /* one change of a bucket's remote at a time; before `lock` */
+    pthread_mutex_t lock;        /* of all that follows, and of buckets, fetches, pushes and jobs */
+    pthread_cond_t changed_cond; /* broadcast: a fetch, a held key, a job, a block */
     struct list buckets;
     _Atomic unsigned nbuckets; /* 0: nobody need look */
     struct tier_pool fetchers, prefetchers, pushers;
@@ -115,8 +115,8 @@ struct tier {
     struct list keeping;             /* keys whose fetched version is being committed */
     struct list pushes[PUSH_CHAINS]; /* keys to be pushed, by their hash */
     struct list pauses[PUSH_PAUSES]; /* those of them that failed, by how often: each in the order of time */
-    struct list behind;              /* buckets of which more is dirty than is in the queue */
-    pthread_cond_t push_moved;
+    struct list dirty_backlog;       /* buckets of which more is dirty than is in the queue */
+    pthread_cond_t push_changed_cond;
     pthread_t push_timer;
     bool has_push_timer;
     struct list jobs;
@@ -134,7 +134,7 @@ void tier_bucket_unref(struct tier *t, struct tier_bucket *b);
 /* The same without a reference. Under the lock. */
 struct tier_bucket *tier_bucket_look(struct tier *t, const char *bucket);
 /* TIER_REFUSED: its settings are wrong. */
-int tier_bucket_right(const struct tier_bucket *b, struct leat_error *err);
+int tier_bucket_check(const struct tier_bucket *b, struct leat_error *err);
 /* The key's address at the remote; LEAT_INVALID: keys with NUL; TIER_REFUSED. The caller frees. */
 int tier_uri(const struct tier_bucket *b, const void *key, size_t key_len, char **ret_uri,
              struct leat_error *err);
@@ -255,14 +255,14 @@ int fetch_body_begin(struct fetch *f);
 /* The version that is here, if it is dirty. */
 int push_key(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err);
 /* A key that something is done with which others of its kind wait for: in tier.held, tier.committing or tier.keeping. */
-struct held {
+struct key_lock {
     struct list node;
     const struct tier_bucket *bucket;
     const void *key;
     size_t key_len;
 };
 /* Under the lock. In tier.held: what the remote has now may be replaced at any moment. */
-bool push_holds(const struct list *list, const struct tier_bucket *b, const void *key, size_t key_len);
+bool push_locks(const struct list *list, const struct tier_bucket *b, const void *key, size_t key_len);
 
 /* --- queue.c ----------------------------------------------------------------------------------------------------------------- */
 
