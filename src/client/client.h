@@ -323,7 +323,7 @@ int rails_register_device(struct rails *rails, void *addr, uint64_t bytes, int d
 bool rails_reach_device(const struct rails *rails, uint32_t node, const struct net_memory *memory);
 void rails_deregister(struct rails *rails, struct net_memory *memory);
 /* How long pieces of a sample are, that are asked for of other nodes, at most. */
-uint64_t rails_stage(const struct rails *rails);
+uint64_t rails_piece_bytes(const struct rails *rails);
 /* Of all rails together. */
 uint64_t rails_limit(const struct rails *rails);
 void rails_rest(struct rails *rails); /* nothing more is wanted for now */
@@ -388,7 +388,7 @@ struct gather {
     uint64_t sent_ns;        /* when somebody was asked last */
     bool remote;             /* some read is not local */
     uint64_t local_bytes;    /* of those that are */
-    uint64_t stage_bytes;    /* how long pieces of other nodes are, in this batch */
+    uint64_t piece_bytes;    /* how long pieces of other nodes are, in this batch */
     uint64_t share_bytes;    /* and the smallest share of several rails, any of which may bring a piece */
     unsigned unquiesced;     /* own operations that may still write */
     unsigned unanswered;     /* of those: neither good nor failed yet */

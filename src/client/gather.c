@@ -94,7 +94,7 @@ void gather_reset(struct gather *g)
     g->nreads = g->nparts = g->ndirect = 0;
     g->local_bytes = 0;
     g->remote = false;
-    g->stage_bytes = g->rails->all_local ? UINT32_MAX : rails_stage(g->rails);
+    g->piece_bytes = g->rails->all_local ? UINT32_MAX : rails_piece_bytes(g->rails);
     g->share_bytes = UINT64_MAX;
     for (unsigned k = 0; g->rails->ncredits > 1 && k < g->rails->ncredits; k++)
         g->share_bytes = MIN(g->share_bytes, credit_share(&g->rails->credit[k]));
@@ -114,7 +114,7 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
 {
     struct leat_ws *ws = g->rails->ws;
     const uint64_t region_bytes = ws->info.region_bytes,
-                   stage = slice_of(g, g->share_bytes, g->stage_bytes, part->bytes);
+                   stage = slice_of(g, g->share_bytes, g->piece_bytes, part->bytes);
     uint64_t address = part->address, left = part->bytes;
     uint8_t *at = dst;
 
@@ -397,16 +397,16 @@ static enum run_code run_one(struct gather *g, uint32_t node, bool others, struc
         return RUN_SENT;
     }
     for (unsigned refused = 0;;) {
-        uint64_t stage = credit_stage(&r->credit[run.rail]), left = 0;
+        uint64_t stage = credit_piece_bytes(&r->credit[run.rail]), left = 0;
         if (r->ncredits > 1) {
-            left = left_of(g, node, (uint64_t)SHARES * r->ncredits * CREDIT_STAGE_MAX);
+            left = left_of(g, node, (uint64_t)SHARES * r->ncredits * CREDIT_PIECE_MAX);
             int rail = rails_pick(r, node, slice_of(g, credit_share(&r->credit[run.rail]), stage, left), left,
                                   refused);
             if (rail < 0 || rail >= (int)r->ncredits)
                 return refused == all ? RUN_DRY : RUN_WAIT;
             run.rail = (unsigned)rail;
             const struct credit *its = &r->credit[run.rail];
-            stage = slice_of(g, credit_share(its), credit_stage(its), left);
+            stage = slice_of(g, credit_share(its), credit_piece_bytes(its), left);
         }
         struct credit *credit = &r->credit[run.rail];
         uint64_t now_ns = clock_now_ns();

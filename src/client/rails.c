@@ -439,12 +439,12 @@ int rails_connect(struct rails *r, uint32_t node, const struct client_rpc_how *h
 
 /* --- credit ------------------------------------------------------------------------------------------------------------ */
 
-uint64_t rails_stage(const struct rails *r)
+uint64_t rails_piece_bytes(const struct rails *r)
 {
-    uint64_t stage = credit_stage(&r->credit[0]);
+    uint64_t stage = credit_piece_bytes(&r->credit[0]);
     for (unsigned k = 1; k < r->ncredits; k++)
         if (credit_measured(&r->credit[k])) /* one that nothing came by says nothing */
-            stage = MIN(stage, credit_stage(&r->credit[k]));
+            stage = MIN(stage, credit_piece_bytes(&r->credit[k]));
     return stage;
 }
 

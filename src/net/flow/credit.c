@@ -228,13 +228,13 @@ static uint64_t stage_of(uint64_t limit)
     uint64_t stage = limit / SLICES;
     if (stage > SLICE_LARGE)
         stage = MAX(limit / SLICES_LARGE, (uint64_t)SLICE_LARGE);
-    stage = MAX(stage, (uint64_t)CREDIT_STAGE_MIN);
-    stage = MIN(stage, (uint64_t)CREDIT_STAGE_MAX);
+    stage = MAX(stage, (uint64_t)CREDIT_PIECE_MIN);
+    stage = MIN(stage, (uint64_t)CREDIT_PIECE_MAX);
     stage = MIN(stage, limit);
     return MAX(stage, 1ull);
 }
 
-uint64_t credit_stage(const struct credit *c)
+uint64_t credit_piece_bytes(const struct credit *c)
 {
     return stage_of(credit_limit(c));
 }
@@ -258,7 +258,7 @@ uint64_t credit_slice(uint64_t stage, uint64_t bytes)
 
 static bool is_probe(uint64_t bytes)
 {
-    return bytes <= 2 * CREDIT_STAGE_MIN;
+    return bytes <= 2 * CREDIT_PIECE_MIN;
 }
 
 uint64_t credit_request(const struct credit *c, uint64_t now_ns)
@@ -269,8 +269,8 @@ uint64_t credit_request(const struct credit *c, uint64_t now_ns)
                now_ns - MIN(load(&r->probe_ns), now_ns) > PROBE_NS;
     if (c->fixed_limit_bytes || c->floor_bytes == LIMIT_SAME_HOST || !due ||
         load(&r->slots[c->slot].in_flight_bytes))
-        return credit_stage(c);
-    return MIN(credit_stage(c), CREDIT_STAGE_MIN);
+        return credit_piece_bytes(c);
+    return MIN(credit_piece_bytes(c), CREDIT_PIECE_MIN);
 }
 
 bool credit_measured(const struct credit *c)

@@ -25,8 +25,8 @@
 #define CREDIT_SLOTS 128u
 #define CREDIT_RAILS 8u
 /* A process asked for this many bytes at least, where there is so much to ask for, and at most. */
-#define CREDIT_STAGE_MIN (8 * KIB)
-#define CREDIT_STAGE_MAX (1 * MIB)
+#define CREDIT_PIECE_MIN (8 * KIB)
+#define CREDIT_PIECE_MAX (1 * MIB)
 
 struct credit_slot {
     _Alignas(64) _Atomic uint64_t in_flight_bytes;
@@ -102,7 +102,7 @@ void credit_fini(struct credit *credit);
 
 /* What may be in flight now, all processes together, and what one request should carry. */
 uint64_t credit_limit(const struct credit *credit);
-uint64_t credit_stage(const struct credit *credit);
+uint64_t credit_piece_bytes(const struct credit *credit);
 /* What the next one should: less where it will be alone and shows the path's delay, which its own bytes would hide. */
 uint64_t credit_request(const struct credit *credit, uint64_t now_ns);
 /* How much of a piece of so many bytes one request takes: of equal parts, none of them longer than a stage, the first. */

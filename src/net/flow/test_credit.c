@@ -25,7 +25,7 @@ static void test_never_stalls(void **state)
     for (unsigned i = 0; i < ARRAY_LEN(limits); i++) {
         struct credit c;
         assert_int_equal(credit_init(&c, NULL, 0, 0, limits[i], false), 0);
-        assert_true(credit_stage(&c) > 0 && credit_stage(&c) <= credit_limit(&c));
+        assert_true(credit_piece_bytes(&c) > 0 && credit_piece_bytes(&c) <= credit_limit(&c));
         assert_true(take(&c, 1 << 27, 1000)); /* one request larger than any limit */
         assert_false(take(&c, 1, 1000));
         credit_done(&c, 1 << 27, 1000, true, 2000);
@@ -40,7 +40,7 @@ static void test_outstanding(void **state)
 {
     struct credit c;
     assert_int_equal(credit_init(&c, NULL, 0, 0, 1000000, false), 0);
-    uint64_t sent = 0, stage = credit_stage(&c);
+    uint64_t sent = 0, stage = credit_piece_bytes(&c);
     while (take(&c, stage, 1000))
         assert_int_equal(c.in_flight_bytes, sent += stage);
     assert_true(sent <= 1000000 && sent > 1000000 - stage);
@@ -58,7 +58,7 @@ static void test_slices(void **state)
         for (uint64_t bytes = 1; bytes < 8 * MIB; bytes += bytes / 8 + 1) {
             struct credit c;
             assert_int_equal(credit_init(&c, NULL, 0, 0, limit, false), 0);
-            const uint64_t stage = credit_stage(&c);
+            const uint64_t stage = credit_piece_bytes(&c);
             uint64_t left = bytes, parts = 0, out = 0;
             while (left) {
                 uint64_t part = credit_slice(stage, left);
@@ -92,7 +92,7 @@ static void test_same_host(void **state)
         }
     assert_true(credit_limit(&far) < MIB);
     assert_int_equal(credit_limit(&near), 4 * MIB);
-    assert_int_equal(credit_stage(&near), MIB);
+    assert_int_equal(credit_piece_bytes(&near), MIB);
     credit_fini(&far);
     credit_fini(&near);
     credit_fini(&fixed);
@@ -104,7 +104,7 @@ static void drive_late(struct credit *c, uint64_t from_ns, unsigned batches, uin
     uint64_t now = from_ns;
     for (unsigned b = 0; b < batches; b++) {
         bool alone;
-        uint64_t stage = credit_stage(c), n = 0, own = stage; /* 1 byte a ns */
+        uint64_t stage = credit_piece_bytes(c), n = 0, own = stage; /* 1 byte a ns */
         assert_true(credit_take(c, stage, now, &alone));
         assert_true(alone);
         while (take(c, stage, now))
@@ -194,7 +194,7 @@ static void test_fast_and_slow(void **state)
         assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
         while (now < 3 * NS_PER_S) {
             bool alone;
-            uint64_t first = credit_request(&c, now), stage = credit_stage(&c), n = 0;
+            uint64_t first = credit_request(&c, now), stage = credit_piece_bytes(&c), n = 0;
             assert_true(credit_take(&c, first, now, &alone));
             while (take(&c, stage, now))
                 n++;
@@ -208,7 +208,7 @@ static void test_fast_and_slow(void **state)
         }
         print_message("%.3f GB/s: %llu KiB, %llu KiB a request\n", paths[i].bytes_per_ns,
                       (unsigned long long)(credit_limit(&c) / KIB),
-                      (unsigned long long)(credit_stage(&c) / KIB));
+                      (unsigned long long)(credit_piece_bytes(&c) / KIB));
         assert_in_range(credit_limit(&c), paths[i].least, paths[i].most);
         credit_fini(&c);
     }
@@ -223,7 +223,7 @@ static void test_late_reader(void **state)
     assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
     for (unsigned b = 0; b < 2000; b++) {
         bool alone;
-        uint64_t first = credit_request(&c, now), stage = credit_stage(&c), n = 0;
+        uint64_t first = credit_request(&c, now), stage = credit_piece_bytes(&c), n = 0;
         assert_true(credit_take(&c, first, now, &alone));
         while (take(&c, stage, now))
             n++;
@@ -248,11 +248,11 @@ static void test_request(void **state)
     drive(&c, now, 1000);
     now += NS_PER_S / 2; /* after the last that was small */
     assert_true(take(&c, 8 * KIB, now));
-    assert_int_equal(credit_request(&c, now), credit_stage(&c)); /* it would not be alone */
+    assert_int_equal(credit_request(&c, now), credit_piece_bytes(&c)); /* it would not be alone */
     credit_done(&c, 8 * KIB, 100 * NS_PER_US, true, now += NS_PER_MS);
-    assert_true(credit_stage(&c) > 8 * KIB);
-    assert_int_equal(credit_request(&c, now), credit_stage(&c));
-    assert_int_equal(credit_request(&c, now + 50 * NS_PER_MS), credit_stage(&c));
+    assert_true(credit_piece_bytes(&c) > 8 * KIB);
+    assert_int_equal(credit_request(&c, now), credit_piece_bytes(&c));
+    assert_int_equal(credit_request(&c, now + 50 * NS_PER_MS), credit_piece_bytes(&c));
     assert_int_equal(credit_request(&c, now + 200 * NS_PER_MS), 8 * KIB);
     credit_fini(&c);
 }
@@ -450,7 +450,7 @@ static void test_stopped_and_killed(void **state)
     struct credit a, b;
     join(&a, t, 0);
     join(&b, t, 1);
-    uint64_t limit = credit_limit(&a), stage = credit_stage(&a), s = NS_PER_S;
+    uint64_t limit = credit_limit(&a), stage = credit_piece_bytes(&a), s = NS_PER_S;
     assert_true(take(&a, limit, s));
     assert_false(take(&b, stage, s));
     credit_done(&a, limit, 500, false, s + 1);
@@ -473,7 +473,7 @@ static void test_stopped_holding(void **state)
     struct credit a, b;
     join(&a, t, 0);
     join(&b, t, 1);
-    uint64_t limit = credit_limit(&a), stage = credit_stage(&a), s = NS_PER_S;
+    uint64_t limit = credit_limit(&a), stage = credit_piece_bytes(&a), s = NS_PER_S;
     assert_true(take(&a, limit, s));
     for (uint64_t ms = 1; ms < 500; ms++)
         assert_false(take(&b, stage, s + ms * NS_PER_MS));
@@ -497,13 +497,13 @@ static void test_one_slot(void **state)
     join(&b, t, 0);
     uint64_t now = clock_now_ns();
     assert_true(take(&a, credit_limit(&a), now));
-    assert_false(take(&b, credit_stage(&b), now));
+    assert_false(take(&b, credit_piece_bytes(&b), now));
     credit_wait(&b, 30);
     assert_true(clock_now_ns() - now >= 30 * NS_PER_MS); /* it did sleep */
     uint32_t wake = atomic_load(&t->rails[0].wake);
     credit_done(&a, a.in_flight_bytes, 500, true, clock_now_ns());
     assert_int_not_equal(atomic_load(&t->rails[0].wake), wake);
-    assert_true(take(&b, credit_stage(&b), clock_now_ns()));
+    assert_true(take(&b, credit_piece_bytes(&b), clock_now_ns()));
     credit_fini(&a);
     credit_fini(&b);
     credit_table_unmap(t);
@@ -546,7 +546,7 @@ static void test_rests(void **state)
     struct credit a, b;
     join(&a, t, 0);
     join(&b, t, 1);
-    uint64_t stage = credit_stage(&a);
+    uint64_t stage = credit_piece_bytes(&a);
     assert_true(take(&a, credit_limit(&a) - stage, 1000));
     assert_false(take(&b, 2 * stage, 1001));
     assert_false(take(&a, stage, 1002)); /* b waits, and goes first */
@@ -565,7 +565,7 @@ static void test_nonsense(void **state)
     join(&a, t, 0);
     memset(&t->rails[0], 0xff, offsetof(struct credit_rail, slots));
     memset(&t->rails[0].slots[1], 0xff, (CREDIT_SLOTS - 1) * sizeof(struct credit_slot));
-    assert_true(credit_limit(&a) <= 64 * MIB && credit_stage(&a) <= MIB);
+    assert_true(credit_limit(&a) <= 64 * MIB && credit_piece_bytes(&a) <= MIB);
     assert_false(take(&a, 1 << 20, 1000)); /* others seem to have it all */
     credit_done(&a, 1 << 20, 1000, true, 2000);
     credit_slot_clear(t, 1);
@@ -683,7 +683,7 @@ static struct run simulate(uint64_t latency_ns, uint64_t node_rate, uint64_t rec
             any = false;
             for (unsigned node = 0; node < NODES; node++) {
                 unsigned end = (node + 1) * (READS / NODES);
-                unsigned n = (unsigned)MAX(credit_stage(&s) / PIECE, 1ull);
+                unsigned n = (unsigned)MAX(credit_piece_bytes(&s) / PIECE, 1ull);
                 n = MIN(n, end - next[node]); /* the tail is what remains */
                 if (next[node] == end ||
                     (!unlimited && !credit_take(&s, n * PIECE, net_sim_now_ns(ctx), &alone[used])))

@@ -145,7 +145,7 @@ static uint64_t batch(struct model *m, uint64_t now)
             if (!sample)
                 sample = SAMPLE;
             /* As gather.c cuts them: what is asked for first may have to be small. */
-            uint64_t stage = credit_stage(c), most = left == BATCH ? credit_request(c, now) : stage;
+            uint64_t stage = credit_piece_bytes(c), most = left == BATCH ? credit_request(c, now) : stage;
             uint64_t bytes = credit_slice(MIN(most, stage), sample);
             struct answer *a = free_of(m);
             bool alone;
