@@ -325,11 +325,11 @@ static int read_by_rails(struct leat_ws *ws, uint64_t index, unsigned field, con
     int rc = tlock_take(&ws->read_lock, ws->client, how, "reading a sample of another node", err);
     if (rc)
         return rc;
-    struct rails_wish wish;
-    if (!ws->rails && (rc = rails_wish(NULL, &wish)))
+    struct transport_set transports;
+    if (!ws->rails && (rc = transport_set(NULL, &transports)))
         error_set(err, rc, "LEAT_TRANSPORT is not the name of a transport");
     if (!ws->rails && !rc)
-        rc = rails_new(ws, 0, &wish, &ws->rails, err);
+        rc = rails_new(ws, 0, &transports, &ws->rails, err);
     if (!rc && !ws->gather && (rc = gather_new(ws->rails, 1, 16, &ws->gather)))
         error_set(err, rc, "out of memory");
     if (rc) {

@@ -277,13 +277,13 @@ static inline uint32_t ws_crc(const struct leat_ws *ws, uint64_t index, unsigned
 /* --- rails.c ------------------------------------------------------------------------------------------------- */
 
 /* Endpoints 0 .. nnodes - 1 are the nodes of the region table. One thread at a time. */
-struct rails_wish {
+struct transport_set {
     /* What may be used; rdma without tcp is required, with it taken where both ends have it. */
     bool shm, tcp, rdma;
     bool put; /* RDMA: servers write, instead of our reading */
 };
 /* "shm", "tcp", "rdma" or "rdma-read", "rdma-write", "shm+tcp", "shm+rdma"; "auto" allows all; NULL is $LEAT_TRANSPORT, else auto. LEAT_INVALID. */
-int rails_wish(const char *transport, struct rails_wish *ret_wish);
+int transport_set(const char *transport, struct transport_set *ret_transports);
 
 struct rails_end {
     struct net_endpoint *endpoint;                   /* NULL: not connected */
@@ -295,7 +295,7 @@ struct rails_end {
 };
 struct rails {
     struct leat_ws *ws;
-    struct rails_wish wish;
+    struct transport_set transports;
     struct net_ctx *shm, *tcp, *rdma;   /* NULL: not used */
     struct rails_end *ends;             /* [nnodes] */
     struct credit credit[CREDIT_RAILS]; /* one for each rail: each has a queue of its own in front of us */
@@ -307,8 +307,8 @@ struct rails {
     uint64_t mend_ns;    /* when missing rails were looked after last */
     unsigned unquiesced; /* operations that may still write somewhere */
 };
-/* Without wish->shm our own node, too, is read through a connection. */
-int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct rails_wish *wish,
+/* Without transports->shm our own node, too, is read through a connection. */
+int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct transport_set *transports,
               struct rails **ret_rails, struct leat_error *err);
 /* Disconnects and waits until nothing can land any more; what is registered may go then. NULL is fine. */
 void rails_quiesce(struct rails *rails);

@@ -25,11 +25,11 @@
 #define QUIESCE_NS    (2 * NS_PER_S)
 #define ANY_RAIL      UINT32_MAX
 
-int rails_wish(const char *transport, struct rails_wish *ret_wish)
+int transport_set(const char *transport, struct transport_set *ret_transports)
 {
     static const struct {
         const char *name;
-        struct rails_wish wish;
+        struct transport_set transports;
     } known[] = {{"shm", {.shm = true}},
                  {"tcp", {.tcp = true}},
                  {"rdma", {.rdma = true}},
@@ -40,12 +40,12 @@ int rails_wish(const char *transport, struct rails_wish *ret_wish)
     if (!transport)
         transport = secure_getenv("LEAT_TRANSPORT");
     if (!transport || !transport[0] || strcmp(transport, "auto") == 0) {
-        *ret_wish = (struct rails_wish){.shm = true, .tcp = true, .rdma = true};
+        *ret_transports = (struct transport_set){.shm = true, .tcp = true, .rdma = true};
         return 0;
     }
     for (unsigned i = 0; i < ARRAY_LEN(known); i++)
         if (strcmp(transport, known[i].name) == 0) {
-            *ret_wish = known[i].wish;
+            *ret_transports = known[i].transports;
             return 0;
         }
     return LEAT_INVALID;
@@ -81,10 +81,10 @@ static int open_tcp(struct rails *r)
 static int open_rdma(struct rails *r, struct leat_error *err)
 {
     struct leat_error why = {0};
-    bool required = !r->wish.tcp;
-    if (!r->wish.rdma || (!required && !net_rdma_likely()))
+    bool required = !r->transports.tcp;
+    if (!r->transports.rdma || (!required && !net_rdma_likely()))
         return 0;
-    const struct net_rdma_config config = {.put = r->wish.put};
+    const struct net_rdma_config config = {.put = r->transports.put};
     int rc = net_rdma_new(&config, &r->rdma, &why);
     if (rc && !required) {
         log_info("reading by TCP: %s", why.message);
@@ -98,19 +98,19 @@ static unsigned rails_of(const struct rails *r, uint32_t node)
     return MIN(net_addresses_count(r->ws->info.nodes[node].address), NET_PATHS_MAX);
 }
 
-int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct rails_wish *wish,
+int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct transport_set *transports,
               struct rails **ret_rails, struct leat_error *err)
 {
     struct rails *r = calloc(1, sizeof(*r));
     if (!r)
         return error_set(err, -ENOMEM, "out of memory");
     r->ws = ws;
-    r->wish = *wish;
-    r->local_node = wish->shm ? ws->local_node : UINT32_MAX;
-    r->all_local = ws->all_local && wish->shm;
+    r->transports = *transports;
+    r->local_node = transports->shm ? ws->local_node : UINT32_MAX;
+    r->all_local = ws->all_local && transports->shm;
     r->ends = calloc((size_t)ws->info.nnodes + 1, sizeof(*r->ends));
     int rc = r->ends ? net_shm_new(&r->shm) : -ENOMEM;
-    if (!rc && !r->all_local && wish->tcp)
+    if (!rc && !r->all_local && transports->tcp)
         rc = open_tcp(r);
     if (!rc && !r->all_local) {
         if (!ws->all_local)
@@ -144,7 +144,7 @@ int rails_register(struct rails *r, void *addr, uint64_t bytes, struct net_memor
     if (rc == 0)
         return 0;
     const char *why = r->rdma->why.code == rc ? r->rdma->why.message : leat_strerror(rc);
-    if (!r->wish.tcp)
+    if (!r->transports.tcp)
         return error_set(err, rc, "transport rdma was required: %s", why);
     /* One that cannot take the destinations is of no use to this view. */
     log_warning("reading by TCP: %s", why);
@@ -237,8 +237,8 @@ static void rails_hint(struct rails *r, uint32_t node, unsigned rail, int fd)
 {
     struct sockaddr_storage ours = {0};
     socklen_t len = sizeof(ours);
-    const struct topo_wish wish = {.kind = TOPO_TCP, .gpu = TOPO_GPU_FROM_ENV};
-    if (!r->topo_asked && topo_choose_here(&wish, &r->topo, NULL))
+    const struct topo_request transports = {.kind = TOPO_TCP, .gpu = TOPO_GPU_FROM_ENV};
+    if (!r->topo_asked && topo_choose_here(&transports, &r->topo, NULL))
         r->topo = NULL; /* all are alike then */
     r->topo_asked = true;
     if (!r->topo || getsockname(fd, (struct sockaddr *)&ours, &len) < 0)
@@ -270,7 +270,7 @@ static void tell_rails(struct rails *r)
             up += info[k].up;
         most = MAX(most, up);
     }
-    const char *now = names[r->ws->local_node != UINT32_MAX && r->wish.shm][most];
+    const char *now = names[r->ws->local_node != UINT32_MAX && r->transports.shm][most];
     __atomic_store_n(&r->ws->transport, now, __ATOMIC_RELAXED);
 }
 
@@ -384,9 +384,9 @@ static int connect_rdma(struct rails *r, uint32_t node, const struct net_peer *p
     struct leat_error why = {0};
     int rc = connect_by(r, node, r->rdma, peer, how, &why);
     if (rc == 0) {
-        const char *now = r->wish.put                                       ? "rdma-write"
-                          : r->ws->local_node == UINT32_MAX || !r->wish.shm ? "rdma"
-                                                                            : "shm+rdma";
+        const char *now = r->transports.put                                       ? "rdma-write"
+                          : r->ws->local_node == UINT32_MAX || !r->transports.shm ? "rdma"
+                                                                                  : "shm+rdma";
         __atomic_store_n(&r->ws->transport, now, __ATOMIC_RELAXED);
         return 0;
     }

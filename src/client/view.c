@@ -269,14 +269,14 @@ void view_unref(struct leat_view *view)
 
 static int check_transport(const struct leat_ws *ws, const char *asked, struct leat_error *err)
 {
-    struct rails_wish wish;
-    if (rails_wish(asked, &wish) < 0)
+    struct transport_set transports;
+    if (transport_set(asked, &transports) < 0)
         return error_set(
             err, LEAT_INVALID,
             "transport '%s': \"shm\", \"tcp\", \"rdma\", \"rdma-write\", \"shm+tcp\" and \"shm+rdma\" are "
             "possible, NULL or \"auto\" choose",
             asked ? asked : "of LEAT_TRANSPORT");
-    if (wish.tcp || wish.rdma || ws->all_local)
+    if (transports.tcp || transports.rdma || ws->all_local)
         return 0; /* our own node serves connections as well */
     return error_set(
         err, LEAT_UNSUPPORTED,
@@ -304,12 +304,12 @@ static int check_memory(const struct leat_view_options *o, struct leat_error *er
 
 static int check_direct(const struct leat_view_options *o, struct leat_error *err)
 {
-    struct rails_wish wish;
+    struct transport_set transports;
     if (!(o->flags & (LEAT_LOAD_DIRECT | LEAT_LOAD_DIRECT_IF_POSSIBLE)))
         return 0;
     if (o->memory != LEAT_MEMORY_CUDA)
         return error_set(err, LEAT_INVALID, "LEAT_LOAD_DIRECT is of batches in LEAT_MEMORY_CUDA");
-    if ((o->flags & LEAT_LOAD_DIRECT) && rails_wish(o->transport, &wish) == 0 && !wish.rdma)
+    if ((o->flags & LEAT_LOAD_DIRECT) && transport_set(o->transport, &transports) == 0 && !transports.rdma)
         return error_set(err, LEAT_INVALID,
                          "LEAT_LOAD_DIRECT: only RDMA reaches a device's memory, and this "
                          "view's transport leaves it out");
@@ -392,12 +392,12 @@ static int build_view(struct leat_view *v, const struct leat_view_options *o, st
             return rc;
     }
     v->slot_bytes = align_up(MAX(v->slot_bytes, 1ull), (uint64_t)sysconf(_SC_PAGESIZE));
-    struct rails_wish wish;
+    struct transport_set transports;
     struct leat_error why = {0};
-    rc = rails_wish(o->transport, &wish);
+    rc = transport_set(o->transport, &transports);
     if (o->flags & LEAT_LOAD_DIRECT)
-        wish.tcp = false;
-    rc = rc ? rc : rails_new(v->ws, o->inflight_bytes, &wish, &v->rails, &why);
+        transports.tcp = false;
+    rc = rc ? rc : rails_new(v->ws, o->inflight_bytes, &transports, &v->rails, &why);
     rc = rc ? rc : map_ring(v);
     for (unsigned s = 0; !rc && s < v->nslots; s++)
         rc = init_slot(v, &v->slots[s], s, &why);

@@ -32,9 +32,9 @@ static void look(const struct topo *topo, const char *rails)
     plain(topo_cpus_format(&topo->online, text, sizeof(text)));
     for (unsigned kind = TOPO_TCP; kind <= TOPO_RDMA; kind++)
         for (int gpu = TOPO_GPU_NONE; gpu < 2; gpu++) {
-            const struct topo_wish wish = {
+            const struct topo_request request = {
                 .kind = (enum topo_kind)kind, .gpu = gpu, .cpus = &topo->online, .rails = rails};
-            if (topo_choose(topo, &wish, &c, NULL) != 0)
+            if (topo_choose(topo, &request, &c, NULL) != 0)
                 continue;
             if (c.use > c.n || c.n > TOPO_RAILS_MAX)
                 abort();

@@ -175,10 +175,10 @@ void check_nodes(const struct doctor *d, struct finding *f)
     char list[48], cpus[48];
     if (choice) {
         const struct topo_cpus allowed = allowed_cores(d, topo);
-        struct topo_wish wish = {.kind = TOPO_RDMA, .gpu = TOPO_GPU_NONE, .cpus = &allowed};
-        if (topo_choose(topo, &wish, choice, NULL) != 0 || choice->n == 0) {
-            wish.kind = TOPO_TCP;
-            if (topo_choose(topo, &wish, choice, NULL) != 0)
+        struct topo_request request = {.kind = TOPO_RDMA, .gpu = TOPO_GPU_NONE, .cpus = &allowed};
+        if (topo_choose(topo, &request, choice, NULL) != 0 || choice->n == 0) {
+            request.kind = TOPO_TCP;
+            if (topo_choose(topo, &request, choice, NULL) != 0)
                 choice->n = 0;
         }
         topo_cpus_format(&allowed, list, sizeof(list));

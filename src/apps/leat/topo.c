@@ -13,7 +13,7 @@ struct ask {
     const char *root, *record;
     bool all, has_cpus;
     struct topo_cpus cpus;
-    struct topo_wish wish;
+    struct topo_request request;
 };
 
 /* --- pieces ----------------------------------------------------------------------------------------------------------- */
@@ -305,10 +305,10 @@ static int show(struct cli *cli, struct ask *ask, struct topo *topo)
     struct topo_choice *choices = calloc(2, sizeof(*choices));
     int rc = choices ? 0 : error_set(&cli->err, -ENOMEM, "out of memory");
     /* What this process may run on says nothing about a recorded host. */
-    ask->wish.cpus = ask->has_cpus ? &ask->cpus : ask->root ? &topo->online : NULL;
+    ask->request.cpus = ask->has_cpus ? &ask->cpus : ask->root ? &topo->online : NULL;
     for (unsigned kind = TOPO_TCP; !rc && kind <= TOPO_RDMA; kind++) {
-        ask->wish.kind = (enum topo_kind)kind;
-        rc = topo_choose(topo, &ask->wish, &choices[kind], &cli->err);
+        ask->request.kind = (enum topo_kind)kind;
+        rc = topo_choose(topo, &ask->request, &choices[kind], &cli->err);
     }
     if (!rc && cli->json)
         print_json(topo, ask, choices);
@@ -355,7 +355,7 @@ static int look(struct cli *cli, struct ask *ask)
 int cmd_topo(struct cli *cli, int argc, char **argv)
 {
     struct cli_parse parse = {argc, argv};
-    struct ask ask = {.wish.gpu = TOPO_GPU_FROM_ENV};
+    struct ask ask = {.request.gpu = TOPO_GPU_FROM_ENV};
     const char *arg;
     uint64_t gpu;
     int first = 0, id;
@@ -366,9 +366,9 @@ int cmd_topo(struct cli *cli, int argc, char **argv)
             break;
         case 321:
             if (strcmp(arg, "none") == 0)
-                ask.wish.gpu = TOPO_GPU_NONE;
+                ask.request.gpu = TOPO_GPU_NONE;
             else if (cli_parse_index(arg, TOPO_GPUS_MAX, &gpu) == 0 && arg[0] != '-')
-                ask.wish.gpu = (int)gpu;
+                ask.request.gpu = (int)gpu;
             else
                 return cli_usage_error(
                     cli, "--gpu %s: give a GPU's number, as `leat topo` counts them, or none", arg);
@@ -379,7 +379,7 @@ int cmd_topo(struct cli *cli, int argc, char **argv)
             ask.has_cpus = true;
             break;
         case 323:
-            ask.wish.rails = arg;
+            ask.request.rails = arg;
             break;
         case 324:
             ask.record = arg;
@@ -393,7 +393,7 @@ int cmd_topo(struct cli *cli, int argc, char **argv)
     if (argc > first)
         return cli_usage_error(cli, "%s: no argument is expected", argv[first]);
     /* The environment of this process says nothing about another host, nor about a process confined otherwise. */
-    if (ask.wish.gpu == TOPO_GPU_FROM_ENV && (ask.root || ask.has_cpus))
-        ask.wish.gpu = TOPO_GPU_NONE;
+    if (ask.request.gpu == TOPO_GPU_FROM_ENV && (ask.root || ask.has_cpus))
+        ask.request.gpu = TOPO_GPU_NONE;
     return look(cli, &ask);
 }

@@ -239,10 +239,10 @@ static void part_over(struct part *p, int status)
 static int part_send(struct net_endpoint *ep, struct part *p, uint64_t now)
 {
     struct paths_ctx *ctx = ep->ctx;
-    const unsigned wish = p->flight->op->path;
+    const unsigned wanted = p->flight->op->path;
     for (;;) {
-        int k = wish && wish <= ep->npaths && ep->paths[wish - 1].lower
-                    ? (int)wish - 1
+        int k = wanted && wanted <= ep->npaths && ep->paths[wanted - 1].lower
+                    ? (int)wanted - 1
                     : stripe_choose(ep->stripe, ep->npaths, p->bytes, now);
         if (k < 0)
             return LEAT_PEER_GONE;

@@ -281,7 +281,7 @@ static void rotate(struct candidate *list, unsigned n, unsigned by)
     }
 }
 
-static void add_rail(const struct topo *topo, const struct topo_wish *wish, const struct anchor *anchor,
+static void add_rail(const struct topo *topo, const struct topo_request *request, const struct anchor *anchor,
                      const struct candidate *at, struct topo_choice *c)
 {
     const struct topo_nic *nic = &topo->nics[at->nic];
@@ -291,9 +291,9 @@ static void add_rail(const struct topo *topo, const struct topo_wish *wish, cons
                                .distance = at->distance,
                                .penalty_ns = at->distance == TOPO_SYS ? STRIPE_NUMA_PENALTY_NS : 0,
                                .nominal_bytes_per_s = at->rate * 125000};
-    rail_name(nic, wish->kind, rail->name);
+    rail_name(nic, request->kind, rail->name);
     const struct topo_nic *named = nic;
-    for (unsigned i = 0; wish->kind == TOPO_RDMA && !nic->naddresses && nic->master[0] && i < topo->nnics;
+    for (unsigned i = 0; request->kind == TOPO_RDMA && !nic->naddresses && nic->master[0] && i < topo->nnics;
          i++)
         if (strcmp(topo->nics[i].netdev, nic->master) == 0)
             named = &topo->nics[i];
@@ -337,13 +337,13 @@ static int unknown_name(const struct topo *topo, const char *word, struct leat_e
                      at ? there : " none");
 }
 
-static int take_word(const struct topo *topo, const struct topo_wish *wish, const struct anchor *anchor,
+static int take_word(const struct topo *topo, const struct topo_request *request, const struct anchor *anchor,
                      const char *word, struct topo_choice *c, struct leat_error *err)
 {
     bool found = false;
     for (unsigned i = 0; i < topo->nnics; i++) {
         const struct topo_nic *nic = &topo->nics[i];
-        struct candidate at = {.nic = i, .rate = rate_of(nic, wish->kind)};
+        struct candidate at = {.nic = i, .rate = rate_of(nic, request->kind)};
         bool twice = false;
         if (!is_named(nic, word))
             continue;
@@ -352,14 +352,14 @@ static int take_word(const struct topo *topo, const struct topo_wish *wish, cons
             twice = twice || c->rails[k].nic == (int)i;
         if (twice)
             continue;
-        if (!of_kind(nic, wish->kind)) {
-            leave_out(c, word, wish->kind == TOPO_RDMA ? "it has no RDMA" : "it has no network interface");
+        if (!of_kind(nic, request->kind)) {
+            leave_out(c, word, request->kind == TOPO_RDMA ? "it has no RDMA" : "it has no network interface");
             continue;
         }
         if (c->n == TOPO_RAILS_MAX)
             return error_set(err, LEAT_INVALID, "rails: at most %u can be named", TOPO_RAILS_MAX);
         at.distance = rail_distance(topo, anchor, nic, &at.hops);
-        add_rail(topo, wish, anchor, &at, c);
+        add_rail(topo, request, anchor, &at, c);
     }
     if (found)
         return 0;
@@ -374,8 +374,9 @@ static int take_word(const struct topo *topo, const struct topo_wish *wish, cons
     return 0;
 }
 
-static int choose_named(const struct topo *topo, const struct topo_wish *wish, const struct anchor *anchor,
-                        const char *list, struct topo_choice *c, struct leat_error *err)
+static int choose_named(const struct topo *topo, const struct topo_request *request,
+                        const struct anchor *anchor, const char *list, struct topo_choice *c,
+                        struct leat_error *err)
 {
     c->by_hand = true;
     int rc = 0;
@@ -387,27 +388,27 @@ static int choose_named(const struct topo *topo, const struct topo_wish *wish, c
                              "rails: %.60s…: give names as mlx5_0:1 or eth0, with commas between", at);
         snprintf(word, sizeof(word), "%.*s", (int)len, at);
         if (len)
-            rc = take_word(topo, wish, anchor, word, c, err);
+            rc = take_word(topo, request, anchor, word, c, err);
         at += len + (at[len] != 0);
     }
     c->use = c->n;
     return rc;
 }
 
-static void choose_all(const struct topo *topo, const struct topo_wish *wish, const struct anchor *anchor,
-                       struct topo_choice *c)
+static void choose_all(const struct topo *topo, const struct topo_request *request,
+                       const struct anchor *anchor, struct topo_choice *c)
 {
     struct candidate fit[TOPO_NICS_MAX];
     unsigned n = 0, near = 0;
-    uint64_t best = fastest(topo, wish->kind);
+    uint64_t best = fastest(topo, request->kind);
     for (unsigned i = 0; i < topo->nnics; i++) {
         const struct topo_nic *nic = &topo->nics[i];
-        if (!of_kind(nic, wish->kind))
+        if (!of_kind(nic, request->kind))
             continue;
         char name[48];
-        rail_name(nic, wish->kind, name);
-        const char *why = unfit(topo, nic, wish->kind);
-        struct candidate at = {.nic = i, .rate = rate_of(nic, wish->kind)};
+        rail_name(nic, request->kind, name);
+        const char *why = unfit(topo, nic, request->kind);
+        struct candidate at = {.nic = i, .rate = rate_of(nic, request->kind)};
         at.distance = rail_distance(topo, anchor, nic, &at.hops);
         if (why && why[0])
             leave_out(c, name, "%s", why);
@@ -424,21 +425,21 @@ static void choose_all(const struct topo *topo, const struct topo_wish *wish, co
     if (n && c->gpu >= 0)
         rotate(fit, near, turn_of_gpu(topo, c->gpu, &fit[0]));
     for (unsigned i = 0; i < n && c->n < TOPO_RAILS_MAX; i++)
-        add_rail(topo, wish, anchor, &fit[i], c);
+        add_rail(topo, request, anchor, &fit[i], c);
     /* Where there are several GPUs, the far NICs are near to others of them. */
     c->use = anchor->gpu && topo->ngpus > 1 ? MIN(near, c->n) : c->n;
 }
 
 /* --- all -------------------------------------------------------------------------------------------------------------- */
 
-static int find_anchor(const struct topo *topo, const struct topo_wish *wish, struct anchor *anchor,
+static int find_anchor(const struct topo *topo, const struct topo_request *request, struct anchor *anchor,
                        struct topo_choice *c, struct leat_error *err)
 {
     char gpu_why[100] = "";
     c->gpu = -1;
     int rc = 0;
-    if (wish->cpus)
-        c->allowed = *wish->cpus;
+    if (request->cpus)
+        c->allowed = *request->cpus;
     else
         rc = topo_cpus_allowed(&c->allowed);
     if (rc)
@@ -446,14 +447,14 @@ static int find_anchor(const struct topo *topo, const struct topo_wish *wish, st
     struct topo_cpus here = topo_cpus_and(&c->allowed, &topo->online);
     /* Also where nobody tells which cores there are: nothing to pin by. */
     c->confined = topo_cpus_empty(&topo->online) || !topo_cpus_equal(&here, &topo->online);
-    if (wish->whole_host) {
+    if (request->whole_host) {
         snprintf(c->why, sizeof(c->why), "for the whole host");
         return 0;
     }
-    if (wish->gpu >= (int)topo->ngpus)
-        return error_set(err, LEAT_INVALID, "there is no GPU %d: %u are here", wish->gpu, topo->ngpus);
-    c->gpu =
-        wish->gpu == TOPO_GPU_FROM_ENV ? gpu_from_env(topo, gpu_why, sizeof(gpu_why)) : MAX(wish->gpu, -1);
+    if (request->gpu >= (int)topo->ngpus)
+        return error_set(err, LEAT_INVALID, "there is no GPU %d: %u are here", request->gpu, topo->ngpus);
+    c->gpu = request->gpu == TOPO_GPU_FROM_ENV ? gpu_from_env(topo, gpu_why, sizeof(gpu_why))
+                                               : MAX(request->gpu, -1);
     if (c->gpu >= 0) {
         anchor->gpu = &topo->gpus[c->gpu];
         if (!c->confined && !topo_cpus_equal(&anchor->gpu->place.cpus, &topo->online))
@@ -475,19 +476,19 @@ static int find_anchor(const struct topo *topo, const struct topo_wish *wish, st
     return 0;
 }
 
-int topo_choose(const struct topo *topo, const struct topo_wish *wish, struct topo_choice *ret_choice,
+int topo_choose(const struct topo *topo, const struct topo_request *request, struct topo_choice *ret_choice,
                 struct leat_error *err)
 {
     struct topo_choice c = {0};
     struct anchor anchor = {0};
-    const char *list = wish->rails && wish->rails[0] ? wish->rails : secure_getenv("LEAT_RAILS");
-    int rc = find_anchor(topo, wish, &anchor, &c, err);
+    const char *list = request->rails && request->rails[0] ? request->rails : secure_getenv("LEAT_RAILS");
+    int rc = find_anchor(topo, request, &anchor, &c, err);
     if (rc)
         return rc;
     if (list && list[strspn(list, ", \t")])
-        rc = choose_named(topo, wish, &anchor, list, &c, err);
+        rc = choose_named(topo, request, &anchor, list, &c, err);
     else
-        choose_all(topo, wish, &anchor, &c);
+        choose_all(topo, request, &anchor, &c);
     if (rc)
         return rc;
     *ret_choice = c;

@@ -55,13 +55,14 @@ const struct topo *topo_host(void)
     return host;
 }
 
-int topo_choose_here(const struct topo_wish *wish, struct topo_choice **ret_choice, struct leat_error *err)
+int topo_choose_here(const struct topo_request *request, struct topo_choice **ret_choice,
+                     struct leat_error *err)
 {
     struct topo *topo = NULL;
     struct topo_choice *choice = malloc(sizeof(*choice));
     int rc = choice ? read_now(&topo, err) : error_set(err, -ENOMEM, "out of memory for the choice of rails");
     if (!rc)
-        rc = topo_choose(topo, wish, choice, err);
+        rc = topo_choose(topo, request, choice, err);
     topo_free(topo);
     if (!rc)
         *ret_choice = TAKE_PTR(choice);
@@ -83,24 +84,24 @@ static bool worth_it(void)
     return strpbrk(text, ",-") != NULL;
 }
 
-static void pin(pthread_t thread, const struct topo_wish *wish, bool to_rail)
+static void pin(pthread_t thread, const struct topo_request *request, bool to_rail)
 {
     const struct topo *topo = worth_it() ? topo_host() : NULL;
     struct topo_choice *choice = topo ? malloc(sizeof(*choice)) : NULL;
-    if (choice && topo_choose(topo, wish, choice, NULL) == 0)
+    if (choice && topo_choose(topo, request, choice, NULL) == 0)
         topo_pin(thread, to_rail ? &choice->rails[0].pin : &choice->pin); /* none is none */
     free(choice);
 }
 
 void topo_pin_to_rail(pthread_t thread, const char *rail)
 {
-    const struct topo_wish wish = {
+    const struct topo_request request = {
         .kind = strchr(rail, ':') ? TOPO_RDMA : TOPO_TCP, .rails = rail, .whole_host = true};
-    pin(thread, &wish, true);
+    pin(thread, &request, true);
 }
 
 void topo_pin_to_gpu(pthread_t thread)
 {
-    const struct topo_wish wish = {.kind = TOPO_TCP, .gpu = TOPO_GPU_FROM_ENV};
-    pin(thread, &wish, false);
+    const struct topo_request request = {.kind = TOPO_TCP, .gpu = TOPO_GPU_FROM_ENV};
+    pin(thread, &request, false);
 }

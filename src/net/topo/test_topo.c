@@ -75,9 +75,9 @@ static const struct topo_choice *choose(const struct topo *topo, enum topo_kind 
 {
     static struct topo_choice c;
     struct topo_cpus allowed = cpus ? cpus_of(cpus) : topo->online;
-    const struct topo_wish wish = {.kind = kind, .gpu = gpu, .cpus = &allowed, .rails = rails};
+    const struct topo_request request = {.kind = kind, .gpu = gpu, .cpus = &allowed, .rails = rails};
     struct leat_error err = {0};
-    if (topo_choose(topo, &wish, &c, &err) != 0)
+    if (topo_choose(topo, &request, &c, &err) != 0)
         fail_msg("%s", err.message);
     size_t at = 0;
     out[0] = '\0';
@@ -154,11 +154,11 @@ static void threads_of_this_host(void **state)
 
 static void the_choice_here(void **state)
 {
-    const struct topo_wish wish = {.kind = TOPO_TCP, .gpu = TOPO_GPU_FROM_ENV};
-    const struct topo_wish bad = {
+    const struct topo_request request = {.kind = TOPO_TCP, .gpu = TOPO_GPU_FROM_ENV};
+    const struct topo_request bad = {
         .kind = TOPO_TCP, .gpu = TOPO_GPU_FROM_ENV, .rails = "a-name-that-is-longer-than-that-of-any-device"};
     struct topo_choice *choice = NULL;
-    assert_int_equal(topo_choose_here(&wish, &choice, NULL), 0);
+    assert_int_equal(topo_choose_here(&request, &choice, NULL), 0);
     for (unsigned i = 0; i < choice->n; i++)
         assert_in_range(choice->rails[i].naddresses, 1, TOPO_ADDRESSES);
     free(choice);
@@ -354,20 +354,20 @@ static void by_hand(void **state)
     clean_env();
     struct leat_error err;
     struct topo_choice *none = calloc(1, sizeof(*none));
-    struct topo_wish wish = {.kind = TOPO_RDMA, .rails = "mlx5_77:1", .gpu = TOPO_GPU_NONE};
-    assert_int_equal(topo_choose(topo, &wish, none, &err), LEAT_INVALID);
+    struct topo_request request = {.kind = TOPO_RDMA, .rails = "mlx5_77:1", .gpu = TOPO_GPU_NONE};
+    assert_int_equal(topo_choose(topo, &request, none, &err), LEAT_INVALID);
     assert_non_null(strstr(err.message, "there is no NIC mlx5_77:1 here; there is mlx5_0:1 "));
-    wish.rails = "a-name-that-is-longer-than-that-of-any-device-in-the-world";
-    assert_int_equal(topo_choose(topo, &wish, none, &err), LEAT_INVALID);
-    wish = (struct topo_wish){.gpu = 8};
-    assert_int_equal(topo_choose(topo, &wish, none, &err), LEAT_INVALID);
+    request.rails = "a-name-that-is-longer-than-that-of-any-device-in-the-world";
+    assert_int_equal(topo_choose(topo, &request, none, &err), LEAT_INVALID);
+    request = (struct topo_request){.gpu = 8};
+    assert_int_equal(topo_choose(topo, &request, none, &err), LEAT_INVALID);
     topo_free(topo);
     /* Where /sys tells nothing, names are taken as they are, up to the limit. */
     topo = topo_of("", 0);
     choose(topo, TOPO_RDMA, TOPO_GPU_NONE, "0", "x:1,y:1", got);
     assert_string_equal(got, "x:1 y:1");
-    wish = (struct topo_wish){.rails = "a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q", .gpu = TOPO_GPU_NONE};
-    assert_int_equal(topo_choose(topo, &wish, none, &err), LEAT_INVALID);
+    request = (struct topo_request){.rails = "a,b,c,d,e,f,g,h,i,j,k,l,m,n,o,p,q", .gpu = TOPO_GPU_NONE};
+    assert_int_equal(topo_choose(topo, &request, none, &err), LEAT_INVALID);
     free(none);
     topo_free(topo);
 }
@@ -376,9 +376,9 @@ static void a_whole_host(void **state)
 {
     struct topo *topo = load("dgx_h100");
     struct topo_choice *c = calloc(1, sizeof(*c));
-    const struct topo_wish wish = {.kind = TOPO_RDMA, .whole_host = true, .cpus = &topo->online};
+    const struct topo_request request = {.kind = TOPO_RDMA, .whole_host = true, .cpus = &topo->online};
     setenv("CUDA_VISIBLE_DEVICES", "0", 1); /* of the rank that started the daemon */
-    assert_int_equal(topo_choose(topo, &wish, c, NULL), 0);
+    assert_int_equal(topo_choose(topo, &request, c, NULL), 0);
     assert_int_equal(c->n, 9);
     assert_int_equal(c->use, 9);
     assert_int_equal(c->gpu, -1);

@@ -157,7 +157,7 @@ enum topo_distance topo_distance(const struct topo *topo, const struct topo_plac
 #define TOPO_GPU_NONE     (-2)
 
 enum topo_kind { TOPO_TCP, TOPO_RDMA };
-struct topo_wish {
+struct topo_request {
     enum topo_kind kind;
     const char
         *rails; /* "mlx5_0:1,eth2": these, in this order; NULL or "": $LEAT_RAILS, else all that are fit */
@@ -199,10 +199,11 @@ struct topo_choice {
  * None fit is no error: n is 0. LEAT_INVALID: `rails` names what is not there, or too many. Reads the environment and the
  * process's affinity unless the wish gives them; else pure.
  */
-int topo_choose(const struct topo *topo, const struct topo_wish *wish, struct topo_choice *ret_choice,
+int topo_choose(const struct topo *topo, const struct topo_request *request, struct topo_choice *ret_choice,
                 struct leat_error *err);
 /* What transports call: the host as it is now, with its addresses. The choice is the caller's to free(). 0 or -errno. */
-int topo_choose_here(const struct topo_wish *wish, struct topo_choice **ret_choice, struct leat_error *err);
+int topo_choose_here(const struct topo_request *request, struct topo_choice **ret_choice,
+                     struct leat_error *err);
 /* By topo_host: a daemon's thread that serves one rail (by name), a client's that fills the GPU's views. No-ops where that is not
  * known, the process is confined, there is one node, or LEAT_PIN=0 is set. They read the environment: from the thread that starts
  * the other. */

@@ -119,10 +119,10 @@ static int find_interfaces(const char *list, struct ucx_found *ret, struct leat_
 static int find_devices(const struct net_rdma_config *config, bool whole_host, struct ucx_found *ret,
                         struct leat_error *err)
 {
-    const struct topo_wish wish = {
+    const struct topo_request request = {
         .kind = TOPO_RDMA, .rails = config->rails, .whole_host = whole_host, .gpu = TOPO_GPU_FROM_ENV};
     struct topo_choice *choice = NULL;
-    int rc = topo_choose_here(&wish, &choice, err);
+    int rc = topo_choose_here(&request, &choice, err);
     for (unsigned i = 0; !rc && i < choice->n && ret->n < NET_RDMA_RAILS_MAX; i++) {
         const struct topo_rail *rail = &choice->rails[i];
         struct ucx_wanted *wanted = &ret->rails[ret->n];
