@@ -181,7 +181,7 @@ void delivered(struct leat_ws *ws, enum delivery how, uint64_t bytes);
 /* What came by each path to a node since the last call, and how the paths are; over: its endpoint is about to be disconnected. */
 void delivery_note(struct rails *rails, uint32_t node, bool over);
 void delivery_free(struct leat_ws *ws);
-uint64_t delivery_ways(struct leat_ws *ws); /* how many leat_ws_rail tells of */
+uint64_t delivery_paths(struct leat_ws *ws); /* how many leat_ws_rail tells of */
 
 /* --- ws.c --------------------------------------------------------------------------------------------------- */
 
@@ -221,8 +221,9 @@ struct leat_ws {
     struct gather *gather;
 
     _Atomic uint64_t delivered[DELIVERIES];
-    pthread_mutex_t ways_lock;
-    struct way *ways; /* delivery.c's: in the order in which they were first used, as long as the set */
+    pthread_mutex_t path_stats_lock;
+    struct path_stats
+        *path_stats; /* delivery.c's: in the order in which they were first used, as long as the set */
 };
 
 /* What the daemon, which stands in another folder, understands. Caller frees. */
@@ -288,7 +289,7 @@ int transport_set(const char *transport, struct transport_set *ret_transports);
 struct rails_end {
     struct net_endpoint *endpoint;                   /* NULL: not connected */
     struct delivery_seen *seen;                      /* delivery.c's, of its paths */
-    struct stripe_path alone;                        /* of a TCP connection that is the only one */
+    struct stripe_path sole_op;                      /* of a TCP connection that is the only one */
     struct net_ctx *ctx;                             /* its transport */
     uint64_t rdma_again_ns;                          /* no RDMA to this node before */
     struct client_rpc_pending *dials[NET_PATHS_MAX]; /* rails that our daemon is connecting for us */
@@ -358,9 +359,9 @@ struct gather_op {
     struct net_op op;
     struct gather *gather;
     uint32_t node;
-    bool busy, done, alone; /* alone: nothing else was in flight when it was sent */
-    bool given_up;          /* its credit was given back: nobody may ever poll for it again */
-    struct credit *credit;  /* by which it was asked for */
+    bool busy, done, sole_op; /* alone: nothing else was in flight when it was sent */
+    bool given_up;            /* its credit was given back: nobody may ever poll for it again */
+    struct credit *credit;    /* by which it was asked for */
     uint64_t bytes, sent_ns;
 };
 #define GATHER_OPS 64u

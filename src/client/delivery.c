@@ -18,8 +18,8 @@
 const char *const delivery_names[DELIVERIES] = {"shm",        "tcp",      "rdma_read",
                                                 "rdma_write", "streamed", "bounced"};
 
-struct way {
-    struct way *next;
+struct path_stats {
+    struct path_stats *next;
     uint32_t node;
     bool rdma;
     char name[NET_ADDRESS_BYTES];
@@ -28,7 +28,7 @@ struct way {
 };
 
 struct delivery_seen {
-    struct way *way; /* NULL: not looked for yet */
+    struct path_stats *way; /* NULL: not looked for yet */
     uint64_t bytes, put_bytes;
     bool up;
 };
@@ -41,10 +41,10 @@ void delivered(struct leat_ws *ws, enum delivery how, uint64_t bytes)
     atomic_fetch_add_explicit(&client_counters.delivered[how], bytes, memory_order_relaxed);
 }
 
-static struct way *find_way(struct leat_ws *ws, uint32_t node, bool rdma, const char *name)
+static struct path_stats *find_way(struct leat_ws *ws, uint32_t node, bool rdma, const char *name)
 {
-    pthread_mutex_lock(&ws->ways_lock);
-    struct way **at = &ws->ways;
+    pthread_mutex_lock(&ws->path_stats_lock);
+    struct path_stats **at = &ws->path_stats;
     while (*at && ((*at)->node != node || (*at)->rdma != rdma || strcmp((*at)->name, name) != 0))
         at = &(*at)->next;
     if (!*at && (*at = calloc(1, sizeof(**at)))) {
@@ -52,8 +52,8 @@ static struct way *find_way(struct leat_ws *ws, uint32_t node, bool rdma, const 
         (*at)->rdma = rdma;
         snprintf((*at)->name, sizeof((*at)->name), "%s", name);
     }
-    struct way *found = *at;
-    pthread_mutex_unlock(&ws->ways_lock);
+    struct path_stats *found = *at;
+    pthread_mutex_unlock(&ws->path_stats_lock);
     return found;
 }
 
@@ -64,13 +64,14 @@ static unsigned look(const struct rails *r, const struct rails_end *end,
         return net_rdma_paths(end->endpoint, info);
     unsigned n = net_paths_info(end->endpoint, info);
     if (n == 1) {
-        info[0].bytes = end->alone.total_bytes;
-        info[0].rate_bytes_per_s = end->alone.rate_bytes_per_s;
+        info[0].bytes = end->sole_op.total_bytes;
+        info[0].rate_bytes_per_s = end->sole_op.rate_bytes_per_s;
     }
     return n;
 }
 
-static void note_way(struct way *way, struct delivery_seen *seen, const struct net_path_info *info, bool over)
+static void note_way(struct path_stats *way, struct delivery_seen *seen, const struct net_path_info *info,
+                     bool over)
 {
     bool up = info->up && !over;
     if (!seen->way)
@@ -96,7 +97,7 @@ static void note_path(struct rails *r, uint32_t node, unsigned k, const struct n
     char name[NET_ADDRESS_BYTES];
     delivered(ws, rdma ? DELIVERED_RDMA_READ : DELIVERED_TCP, came - put);
     delivered(ws, DELIVERED_RDMA_WRITE, put);
-    struct way *way = seen->way;
+    struct path_stats *way = seen->way;
     if (!way) {
         if (info->name)
             snprintf(name, sizeof(name), "%s", info->name);
@@ -123,26 +124,26 @@ void delivery_note(struct rails *r, uint32_t node, bool over)
         note_path(r, node, k, &info[k], over);
     if (over) {
         memset(end->seen, 0, NET_RDMA_RAILS_MAX * sizeof(*end->seen));
-        end->alone = (struct stripe_path){0};
+        end->sole_op = (struct stripe_path){0};
     }
 }
 
 void delivery_free(struct leat_ws *ws)
 {
-    while (ws->ways) {
-        struct way *way = ws->ways;
-        ws->ways = way->next;
+    while (ws->path_stats) {
+        struct path_stats *way = ws->path_stats;
+        ws->path_stats = way->next;
         free(way);
     }
 }
 
-uint64_t delivery_ways(struct leat_ws *ws)
+uint64_t delivery_paths(struct leat_ws *ws)
 {
     uint64_t n = 0;
-    pthread_mutex_lock(&ws->ways_lock);
-    for (const struct way *way = ws->ways; way; way = way->next)
+    pthread_mutex_lock(&ws->path_stats_lock);
+    for (const struct path_stats *way = ws->path_stats; way; way = way->next)
         n++;
-    pthread_mutex_unlock(&ws->ways_lock);
+    pthread_mutex_unlock(&ws->path_stats_lock);
     return n;
 }
 
@@ -150,11 +151,11 @@ int leat_ws_rail(struct leat_ws *ws, uint64_t i, struct leat_rail *ret_rail)
 {
     if (!ret_rail)
         return LEAT_INVALID;
-    pthread_mutex_lock(&ws->ways_lock);
-    const struct way *way = ws->ways;
+    pthread_mutex_lock(&ws->path_stats_lock);
+    const struct path_stats *way = ws->path_stats;
     while (way && i--)
         way = way->next;
-    pthread_mutex_unlock(&ws->ways_lock);
+    pthread_mutex_unlock(&ws->path_stats_lock);
     if (!way)
         return LEAT_NOT_FOUND;
     const struct leat_rail out = {.node = ws->info.nodes[way->node].address,

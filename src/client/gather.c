@@ -235,10 +235,11 @@ static void on_event(struct rails *r, const struct net_event *event, uint64_t no
         gop->gather->failed |= gop->op.status != 0;
         gop->gather->in_flight[gop->node] -= gop->bytes;
         uint64_t rtt_ns = gop->op.status ? 0 : MAX(now_ns - gop->sent_ns, 1ull);
-        struct stripe_path *alone = &r->ends[gop->node].alone;
-        gop->op.status ? stripe_missed(alone, gop->bytes, now_ns) : stripe_done(alone, gop->bytes, now_ns);
+        struct stripe_path *sole_op = &r->ends[gop->node].sole_op;
+        gop->op.status ? stripe_missed(sole_op, gop->bytes, now_ns)
+                       : stripe_done(sole_op, gop->bytes, now_ns);
         if (!gop->given_up)
-            credit_done(gop->credit, gop->bytes, rtt_ns, gop->alone, now_ns);
+            credit_done(gop->credit, gop->bytes, rtt_ns, gop->sole_op, now_ns);
         credit_lost(gop->credit, gop->op.lost_segments);
     } else {
         gop->busy = false;
@@ -297,7 +298,7 @@ struct run { /* the next request to a node */
     uint32_t node, first, n;
     unsigned rail;
     uint64_t bytes;
-    bool alone;
+    bool sole_op;
 };
 
 /* Whole reads up to a stage, at least one. False: nothing is left. */
@@ -353,7 +354,7 @@ static int send_run(struct gather *g, const struct run *run, struct gather_op *g
                               .busy = true,
                               .credit = &r->credit[run->rail],
                               .bytes = run->bytes,
-                              .alone = run->alone,
+                              .sole_op = run->sole_op,
                               .sent_ns = now_ns};
     gop->op = (struct net_op){.reads = &g->sorted[run->first],
                               .n = run->n,
@@ -371,7 +372,7 @@ static int send_run(struct gather *g, const struct run *run, struct gather_op *g
     g->unquiesced++;
     r->unquiesced++;
     g->in_flight[node] += run->bytes;
-    stripe_sent(&r->ends[node].alone, run->bytes, gop->sent_ns);
+    stripe_sent(&r->ends[node].sole_op, run->bytes, gop->sent_ns);
     return 0;
 }
 
@@ -415,7 +416,7 @@ static enum run_code run_one(struct gather *g, uint32_t node, bool others, struc
         /* A server that is slow, or frozen, holds half of the credit at most while others could use it. */
         if (others && g->in_flight[node] && g->in_flight[node] + run.bytes > MAX(rails_limit(r) / 2, stage))
             return RUN_WAIT;
-        if (credit_take(credit, run.bytes, now_ns, &run.alone)) {
+        if (credit_take(credit, run.bytes, now_ns, &run.sole_op)) {
             rc = send_run(g, &run, gop, how, now_ns, &g->cause);
             if (rc) {
                 credit_done(credit, run.bytes, 0, false, now_ns);

@@ -170,7 +170,7 @@ int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_
         .rdma_write_bytes = ws->delivered[DELIVERED_RDMA_WRITE],
         .streamed_bytes = ws->delivered[DELIVERED_STREAMED],
         .bounced_bytes = ws->delivered[DELIVERED_BOUNCED],
-        .rails = delivery_ways(ws),
+        .rails = delivery_paths(ws),
     };
     return options_give("leat_ws_stat", ret_stat, offsetof(struct leat_ws_stat, samples), &out, sizeof(out),
                         err);

@@ -166,13 +166,13 @@ int leat_counters(char **ret_json, struct leat_error *err)
     if (!bad)
         bad = json_object_set(root, "rails", rails);
     json_decref(rails);
-    json_t *ways = json_object();
-    bad = bad || !ways;
+    json_t *path_stats = json_object();
+    bad = bad || !path_stats;
     for (unsigned i = 0; !bad && i < DELIVERIES; i++)
-        bad = json_object_set_new(ways, delivery_names[i], json_integer((json_int_t)c->delivered[i]));
+        bad = json_object_set_new(path_stats, delivery_names[i], json_integer((json_int_t)c->delivered[i]));
     if (!bad)
-        bad = json_object_set(root, "delivered", ways);
-    json_decref(ways);
+        bad = json_object_set(root, "delivered", path_stats);
+    json_decref(path_stats);
     char *text = bad ? NULL : json_whole(root);
     json_decref(ledger);
     json_decref(root);

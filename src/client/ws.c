@@ -114,7 +114,7 @@ int ws_new(struct leat_client *client, struct net_reply *reply, struct leat_ws *
     ws->client = client_ref(client);
     tlock_init(&ws->map_lock);
     tlock_init(&ws->read_lock);
-    pthread_mutex_init(&ws->ways_lock, NULL);
+    pthread_mutex_init(&ws->path_stats_lock, NULL);
     list_init(&ws->node);
     int rc = fill_ws(ws, reply, err);
     if (rc) {
@@ -152,7 +152,7 @@ void ws_unref(struct leat_ws *ws)
     gather_free(ws->gather);
     rails_free(ws->rails);
     delivery_free(ws);
-    pthread_mutex_destroy(&ws->ways_lock);
+    pthread_mutex_destroy(&ws->path_stats_lock);
     for (uint32_t i = 0; ws->maps && i < ws->info.nregions; i++)
         if (ws->maps[i])
             munmap((void *)(uintptr_t)ws->maps[i], ws->info.region_bytes);

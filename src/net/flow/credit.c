@@ -587,9 +587,9 @@ bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_al
     /* Of it each of ours that is busy has the same. */
     uint32_t busy = MIN(load(&s->busy), CREDIT_BUSY_MAX);
     uint64_t each = share / (busy ? busy : 1), own_share = MAX(each, stage_of(limit));
-    bool alone = total == bytes;
-    if (!alone && (total > limit || others.older || (others.wanting && mine != bytes && mine > share) ||
-                   (c->in_flight_bytes && c->in_flight_bytes + bytes > own_share) || draining(r, now_ns))) {
+    bool sole_op = total == bytes;
+    if (!sole_op && (total > limit || others.older || (others.wanting && mine != bytes && mine > share) ||
+                     (c->in_flight_bytes && c->in_flight_bytes + bytes > own_share) || draining(r, now_ns))) {
         if (!load(&s->want_since_ns))
             store(&s->want_since_ns, now_ns);
         store(&s->want_seen_ns, now_ns);
@@ -600,17 +600,17 @@ bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_al
     c->in_flight_bytes += bytes;
     if (total > load(&r->peak_bytes))
         store(&r->peak_bytes, total);
-    if (alone && is_probe(bytes))
+    if (sole_op && is_probe(bytes))
         store(&r->probe_ns, now_ns);
-    if (alone && adapt_begin(c)) {
+    if (sole_op && adapt_begin(c)) {
         window_resume(r, now_ns);
         adapt_end(c);
     }
-    *ret_alone = alone;
+    *ret_alone = sole_op;
     return true;
 }
 
-void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool alone, uint64_t now_ns)
+void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool sole_op, uint64_t now_ns)
 {
     struct credit_rail *r = c->rail;
     struct credit_slot *s = &r->slots[c->slot];
@@ -629,12 +629,12 @@ void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool alone, 
         return;
     note_slow(c, rtt_ns, several, now_ns);
     if (!adapt_begin(c)) {
-        if (alone)
+        if (sole_op)
             take_base(r, bytes, rtt_ns, now_ns);
         return;
     }
     uint64_t in_flight = held - MIN(held, bytes) + others.bytes;
-    if (!forget_stall(c, in_flight, now_ns) && alone)
+    if (!forget_stall(c, in_flight, now_ns) && sole_op)
         take_base(r, bytes, rtt_ns, now_ns);
     uint64_t spent_ns = now_ns - MIN(r->window_start_ns, now_ns);
     /* Never a shorter one: a reader that was late finds much in its sockets, and takes it in no time. */

@@ -116,7 +116,7 @@ bool credit_measured(const struct credit *credit);
  * flight, so that its answer shows the path's own delay. */
 bool credit_take(struct credit *credit, uint64_t bytes, uint64_t now_ns, bool *ret_alone);
 /* Ends what credit_take began, however it ended; rtt_ns 0: it tells nothing about the path. */
-void credit_done(struct credit *credit, uint64_t bytes, uint64_t rtt_ns, bool alone, uint64_t now_ns);
+void credit_done(struct credit *credit, uint64_t bytes, uint64_t rtt_ns, bool sole_op, uint64_t now_ns);
 /* It wants no more for now, whatever it was refused last: others need not wait for it. */
 void credit_rest(struct credit *credit);
 /* Servers lost so many segments. */

@@ -15,8 +15,8 @@
 
 static bool take(struct credit *c, uint64_t bytes, uint64_t now_ns)
 {
-    bool alone;
-    return credit_take(c, bytes, now_ns, &alone);
+    bool sole_op;
+    return credit_take(c, bytes, now_ns, &sole_op);
 }
 
 static void test_never_stalls(void **state)
@@ -85,9 +85,9 @@ static void test_same_host(void **state)
     assert_int_equal(credit_limit(&fixed), 100000);
     for (uint64_t t = 1; t < 1000; t++)
         for (unsigned i = 0; i < 2; i++) {
-            bool alone;
-            assert_true(credit_take(both[i], 8 * KIB, t * 20 * NS_PER_US + NS_PER_S, &alone));
-            credit_done(both[i], 8 * KIB, 15 * NS_PER_US, alone,
+            bool sole_op;
+            assert_true(credit_take(both[i], 8 * KIB, t * 20 * NS_PER_US + NS_PER_S, &sole_op));
+            credit_done(both[i], 8 * KIB, 15 * NS_PER_US, sole_op,
                         t * 20 * NS_PER_US + NS_PER_S + 15 * NS_PER_US);
         }
     assert_true(credit_limit(&far) < MIB);
@@ -103,10 +103,10 @@ static void drive_late(struct credit *c, uint64_t from_ns, unsigned batches, uin
 {
     uint64_t now = from_ns;
     for (unsigned b = 0; b < batches; b++) {
-        bool alone;
+        bool sole_op;
         uint64_t stage = credit_piece_bytes(c), n = 0, own = stage; /* 1 byte a ns */
-        assert_true(credit_take(c, stage, now, &alone));
-        assert_true(alone);
+        assert_true(credit_take(c, stage, now, &sole_op));
+        assert_true(sole_op);
         while (take(c, stage, now))
             n++;
         now += 100 * NS_PER_US + own;
@@ -132,9 +132,9 @@ static void test_slows_down(void **state)
     drive(&c, NS_PER_S, 1000);
     uint64_t fast = atomic_load(&c.rail->rate_bytes_per_s), now = 4 * NS_PER_S;
     for (unsigned i = 0; i < 3; i++, now += NS_PER_S) {
-        bool alone;
-        assert_true(credit_take(&c, 8 * KIB, now, &alone));
-        credit_done(&c, 8 * KIB, 250 * NS_PER_MS, alone, now + 250 * NS_PER_MS);
+        bool sole_op;
+        assert_true(credit_take(&c, 8 * KIB, now, &sole_op));
+        credit_done(&c, 8 * KIB, 250 * NS_PER_MS, sole_op, now + 250 * NS_PER_MS);
     }
     assert_true(atomic_load(&c.rail->rate_bytes_per_s) < fast / 8);
     assert_true(credit_limit(&c) <= 64 * KIB);
@@ -145,7 +145,7 @@ static void test_slows_down(void **state)
 static void test_share(void **state)
 {
     struct credit c;
-    bool alone;
+    bool sole_op;
     assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
     assert_int_equal(credit_share(&c), 64 * KIB);
     drive(&c, NS_PER_S, 1000);
@@ -153,8 +153,8 @@ static void test_share(void **state)
     credit_fini(&c);
     assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
     for (uint64_t i = 0, now = NS_PER_S; i < 100; i++, now += NS_PER_MS) { /* 32 MB/s */
-        assert_true(credit_take(&c, 32000, now, &alone));
-        credit_done(&c, 32000, NS_PER_MS, alone, now + NS_PER_MS);
+        assert_true(credit_take(&c, 32000, now, &sole_op));
+        credit_done(&c, 32000, NS_PER_MS, sole_op, now + NS_PER_MS);
     }
     assert_int_equal(credit_share(&c), 16 * KIB);
     credit_fini(&c);
@@ -193,14 +193,14 @@ static void test_fast_and_slow(void **state)
         uint64_t now = NS_PER_S;
         assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
         while (now < 3 * NS_PER_S) {
-            bool alone;
+            bool sole_op;
             uint64_t first = credit_request(&c, now), stage = credit_piece_bytes(&c), n = 0;
-            assert_true(credit_take(&c, first, now, &alone));
+            assert_true(credit_take(&c, first, now, &sole_op));
             while (take(&c, stage, now))
                 n++;
             now += paths[i].delay_ns + (uint64_t)((double)first / paths[i].bytes_per_ns);
             credit_done(&c, first, paths[i].delay_ns + (uint64_t)((double)first / paths[i].bytes_per_ns),
-                        alone, now);
+                        sole_op, now);
             for (; n; n--) {
                 now += (uint64_t)((double)stage / paths[i].bytes_per_ns);
                 credit_done(&c, stage, paths[i].delay_ns * 2, false, now);
@@ -222,13 +222,13 @@ static void test_late_reader(void **state)
     const double bytes_per_ns = 0.05;
     assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
     for (unsigned b = 0; b < 2000; b++) {
-        bool alone;
+        bool sole_op;
         uint64_t first = credit_request(&c, now), stage = credit_piece_bytes(&c), n = 0;
-        assert_true(credit_take(&c, first, now, &alone));
+        assert_true(credit_take(&c, first, now, &sole_op));
         while (take(&c, stage, now))
             n++;
         now += 50 * NS_PER_US + (uint64_t)((double)(first + n * stage) / bytes_per_ns);
-        credit_done(&c, first, 50 * NS_PER_US + (uint64_t)((double)first / bytes_per_ns), alone, now);
+        credit_done(&c, first, 50 * NS_PER_US + (uint64_t)((double)first / bytes_per_ns), sole_op, now);
         for (unsigned i = 0; i < n; i++)
             credit_done(&c, stage, 60 * NS_PER_US, false, now += 500);
         worst = MAX(worst, atomic_load(&c.rail->rate_bytes_per_s));
@@ -381,7 +381,7 @@ static void test_base_is_drained_for_again(void **state)
     struct out {
         struct credit *c;
         uint64_t bytes, sent_ns, at_ns;
-        bool alone;
+        bool sole_op;
     } out[256];
     unsigned first = 0, last = 0, pauses = 0;
     uint64_t now = NS_PER_S, free_ns = 0, begin;
@@ -393,7 +393,7 @@ static void test_base_is_drained_for_again(void **state)
     for (begin = now += NS_PER_S; now < begin + 25 * NS_PER_S;) {
         for (unsigned i = 0; i < ARRAY_LEN(c) && last - first < ARRAY_LEN(out); i++) {
             struct out o = {.c = &c[i], .bytes = credit_request(&c[i], now), .sent_ns = now};
-            if (!credit_take(o.c, o.bytes, now, &o.alone))
+            if (!credit_take(o.c, o.bytes, now, &o.sole_op))
                 continue;
             free_ns = MAX(free_ns, now + (now < begin + NS_PER_S ? 100 : 400) * NS_PER_US) + o.bytes;
             o.at_ns = free_ns;
@@ -407,7 +407,7 @@ static void test_base_is_drained_for_again(void **state)
             free_ns = out[i % ARRAY_LEN(out)].at_ns += 300 * NS_PER_MS;
         struct out *o = &out[first++ % ARRAY_LEN(out)];
         now = MAX(now, o->at_ns);
-        credit_done(o->c, o->bytes, now - o->sent_ns, o->alone, now);
+        credit_done(o->c, o->bytes, now - o->sent_ns, o->sole_op, now);
     }
     assert_true(pauses > 0);
     /* Half of it at least: with the old base the rate is far below what the path could bring. */
@@ -593,9 +593,9 @@ static void *race(void *arg)
     struct credit c;
     join(&c, r->t, r->slot);
     for (unsigned i = 0; i < 20000; i++) {
-        bool alone;
+        bool sole_op;
         uint64_t bytes = 4 * KIB;
-        if (!credit_take(&c, bytes, clock_now_ns(), &alone)) {
+        if (!credit_take(&c, bytes, clock_now_ns(), &sole_op)) {
             credit_wait(&c, 1);
             continue;
         }
@@ -667,7 +667,7 @@ static struct run simulate(uint64_t latency_ns, uint64_t node_rate, uint64_t rec
     unsigned next[NODES], finished = 0, used = 0;
     struct run out = {0};
     struct credit s;
-    bool *alone = calloc(READS, sizeof(*alone));
+    bool *sole_op = calloc(READS, sizeof(*sole_op));
     assert_int_equal(net_sim_new(&config, &ctx), 0);
     for (unsigned i = 0; i < NODES; i++) {
         struct net_peer peer = {.node = i, .connected_fd = -1};
@@ -686,7 +686,7 @@ static struct run simulate(uint64_t latency_ns, uint64_t node_rate, uint64_t rec
                 unsigned n = (unsigned)MAX(credit_piece_bytes(&s) / PIECE, 1ull);
                 n = MIN(n, end - next[node]); /* the tail is what remains */
                 if (next[node] == end ||
-                    (!unlimited && !credit_take(&s, n * PIECE, net_sim_now_ns(ctx), &alone[used])))
+                    (!unlimited && !credit_take(&s, n * PIECE, net_sim_now_ns(ctx), &sole_op[used])))
                     continue;
                 struct net_op *op = &ops[used];
                 *op = (struct net_op){.reads = &reads[next[node]], .n = n};
@@ -707,7 +707,7 @@ static struct run simulate(uint64_t latency_ns, uint64_t node_rate, uint64_t rec
             uint64_t now = net_sim_now_ns(ctx), bytes = events[e].op->n * PIECE;
             assert_int_equal(events[e].op->status, 0);
             if (!unlimited)
-                credit_done(&s, bytes, now - sent_ns[events[e].op - ops], alone[events[e].op - ops], now);
+                credit_done(&s, bytes, now - sent_ns[events[e].op - ops], sole_op[events[e].op - ops], now);
             in_flight -= bytes;
             finished += events[e].op->n;
         }
@@ -718,7 +718,7 @@ static struct run simulate(uint64_t latency_ns, uint64_t node_rate, uint64_t rec
     for (unsigned i = 0; i < NODES; i++)
         ctx->ops->disconnect(ctx, endpoints[i]);
     net_free(ctx);
-    free(alone);
+    free(sole_op);
     free(sent_ns);
     free(ops);
     free(reads);

@@ -41,8 +41,8 @@ struct result {
 
 struct answer {
     uint64_t at_ns, sent_ns, bytes;
-    unsigned rail, anew;            /* packets that were lost alone, and sent anew at once */
-    bool coming, alone, lost, used; /* coming: to the queue, at at_ns; else through at at_ns */
+    unsigned rail, anew;              /* packets that were lost alone, and sent anew at once */
+    bool coming, sole_op, lost, used; /* coming: to the queue, at at_ns; else through at at_ns */
 };
 
 enum who { NOBODY, BETWEEN, EVERYTHING, READER, SERVER };
@@ -148,8 +148,8 @@ static uint64_t batch(struct model *m, uint64_t now)
             uint64_t stage = credit_piece_bytes(c), most = left == BATCH ? credit_request(c, now) : stage;
             uint64_t bytes = credit_slice(MIN(most, stage), sample);
             struct answer *a = free_of(m);
-            bool alone;
-            if (!a || !credit_take(c, bytes, now, &alone)) {
+            bool sole_op;
+            if (!a || !credit_take(c, bytes, now, &sole_op)) {
                 k++;
                 continue;
             }
@@ -158,7 +158,7 @@ static uint64_t batch(struct model *m, uint64_t now)
                                  .bytes = bytes,
                                  .rail = k,
                                  .coming = true,
-                                 .alone = alone,
+                                 .sole_op = sole_op,
                                  .used = true};
             left -= bytes;
             sample -= bytes;
@@ -168,7 +168,7 @@ static uint64_t batch(struct model *m, uint64_t now)
         assert_non_null(a);
         now = paused(m, MAX(now, a->at_ns) + late(m));
         for (; a; a = next_through(m, now)) { /* all that is there by now */
-            credit_done(&m->credit[a->rail], a->bytes, now - a->sent_ns, a->alone, now);
+            credit_done(&m->credit[a->rail], a->bytes, now - a->sent_ns, a->sole_op, now);
             credit_lost(&m->credit[a->rail], a->lost + a->anew);
             coming -= a->bytes;
             a->used = false;
@@ -273,17 +273,17 @@ static void test_overrun(void **state)
     static const struct {
         struct link link;
         unsigned best_kib;
-    } ways[] = {{{0.125, 64 * FRAME, 500 * NS_PER_US}, 72},
-                {{0.125, 64 * FRAME, 2 * NS_PER_MS}, 72},
-                {{1.25, 256 * FRAME, 100 * NS_PER_US}, 340},
-                {{1.25, 256 * FRAME}, 340},
-                {{0.025, 64 * FRAME, 2 * NS_PER_MS}, 72}};
-    for (unsigned i = 0; i < ARRAY_LEN(ways); i++) {
+    } path_stats[] = {{{0.125, 64 * FRAME, 500 * NS_PER_US}, 72},
+                      {{0.125, 64 * FRAME, 2 * NS_PER_MS}, 72},
+                      {{1.25, 256 * FRAME, 100 * NS_PER_US}, 340},
+                      {{1.25, 256 * FRAME}, 340},
+                      {{0.025, 64 * FRAME, 2 * NS_PER_MS}, 72}};
+    for (unsigned i = 0; i < ARRAY_LEN(path_stats); i++) {
         char what[64];
-        struct result best = run(ways[i].link, 1, ways[i].best_kib * KIB, 4);
-        struct result ours = run(ways[i].link, 1, 0, 30);
-        snprintf(what, sizeof(what), "%.3f GB/s, %.1f ms, fixed", ways[i].link.bytes_per_ns,
-                 (double)ways[i].link.far_ns / 1e6);
+        struct result best = run(path_stats[i].link, 1, path_stats[i].best_kib * KIB, 4);
+        struct result ours = run(path_stats[i].link, 1, 0, 30);
+        snprintf(what, sizeof(what), "%.3f GB/s, %.1f ms, fixed", path_stats[i].link.bytes_per_ns,
+                 (double)path_stats[i].link.far_ns / 1e6);
         tell(what, best);
         tell("adapting", ours);
         assert_true(ours.of_link > 0.85 * best.of_link);

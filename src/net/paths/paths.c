@@ -63,7 +63,7 @@ struct flight {
     struct part parts[];
 };
 
-struct path {
+struct rail_path {
     struct net_endpoint *lower; /* NULL: not there */
     bool asked;                 /* the owner is connecting it */
     struct list parts;
@@ -76,7 +76,7 @@ struct net_endpoint {
     struct list node;
     struct paths_ctx *ctx;
     unsigned npaths, nup;
-    struct path paths[NET_PATHS_MAX];
+    struct rail_path paths[NET_PATHS_MAX];
     struct stripe_path stripe[NET_PATHS_MAX];
 };
 
@@ -113,7 +113,7 @@ static void sum_stats(struct paths_ctx *ctx)
 /* Closed; what it owes comes back from the lower transport as failed, and is asked for elsewhere then. */
 static void path_leave(struct net_endpoint *ep, unsigned k, const char *why, uint64_t now)
 {
-    struct path *path = &ep->paths[k];
+    struct rail_path *path = &ep->paths[k];
     struct net_endpoint *lower = TAKE_PTR(path->lower);
     if (!lower)
         return;
@@ -130,14 +130,14 @@ static void path_leave(struct net_endpoint *ep, unsigned k, const char *why, uin
 }
 
 /* Changes whenever a byte of the first part's payload lands. */
-static uint64_t path_seen(const struct path *path)
+static uint64_t path_seen(const struct rail_path *path)
 {
     const struct part *p = list_first(&path->parts, struct part, node);
     return p ? ((uint64_t)(uintptr_t)p << 20) ^ ((uint64_t)p->op.cursor << 32) ^ p->op.cursor_bytes : 0;
 }
 
 /* How long it may be silent. */
-static uint64_t stall_ns(const struct path *path)
+static uint64_t stall_ns(const struct rail_path *path)
 {
     const struct part *p = list_first(&path->parts, struct part, node);
     const struct flight *f = p ? p->flight : NULL;
@@ -153,7 +153,7 @@ static void look_at(struct net_endpoint *ep, uint64_t now)
 {
     unsigned silent = 0, well = 0;
     for (unsigned k = 0; k < ep->npaths; k++) {
-        struct path *path = &ep->paths[k];
+        struct rail_path *path = &ep->paths[k];
         uint64_t seen = path_seen(path);
         if (!path->lower)
             continue;
@@ -246,7 +246,7 @@ static int part_send(struct net_endpoint *ep, struct part *p, uint64_t now)
                     : stripe_choose(ep->stripe, ep->npaths, p->bytes, now);
         if (k < 0)
             return LEAT_PEER_GONE;
-        struct path *path = &ep->paths[k];
+        struct rail_path *path = &ep->paths[k];
         int rc = ctx->lower->ops->submit(path->lower, &p->op);
         if (rc == LEAT_PEER_GONE) {
             path_leave(ep, (unsigned)k, "its connection is closed", now);
@@ -502,7 +502,7 @@ static void paths_disconnect(struct net_ctx *base, struct net_endpoint *ep)
     if (!ep)
         return;
     for (unsigned k = 0; k < ep->npaths; k++) {
-        struct path *path = &ep->paths[k];
+        struct rail_path *path = &ep->paths[k];
         list_for_each_safe (node, &path->parts) {
             list_remove(node);
             container_of(node, struct part, node)->state = PART_LOST;

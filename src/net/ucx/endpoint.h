@@ -22,17 +22,17 @@ struct net_memory {
 
 enum path_state { PATH_CONNECTING, PATH_UP, PATH_CLOSING, PATH_CLOSED };
 
-struct path;
+struct ucx_path;
 
 /* The flush that tells when a path is up. UCX may give it back after the path was closed by force and freed, as late as when its
  * worker is destroyed, or never, so it is the callback's to free, or ucx_free's, and knows the path as long as there is one. */
 struct coming {
     struct list node; /* ctx->comings */
-    struct path *path;
+    struct ucx_path *path;
     const struct ucx_symbols *ucx;
 };
 
-struct path {
+struct ucx_path {
     struct net_endpoint *endpoint;
     struct coming *coming;   /* NULL: was told */
     unsigned rail, far_rail; /* ours, theirs */
@@ -69,10 +69,10 @@ struct cut {
 struct slice {
     struct list node;
     struct flight *flight;
-    struct path *path; /* that it is out on; NULL: on none */
+    struct ucx_path *path; /* that it is out on; NULL: on none */
     struct cut cut;
     /* Of one that was lost: it goes out again when that connection is closed. NULL: it never was out. */
-    const struct path *was;
+    const struct ucx_path *was;
     unsigned was_serial, tries;
 };
 
@@ -80,7 +80,7 @@ struct slice {
 struct ask {
     struct list node;
     uint64_t id;
-    struct path *path;
+    struct ucx_path *path;
     struct list slices; /* none: its path was closed, and they went by another */
 };
 
@@ -103,7 +103,7 @@ struct net_endpoint {
     bool want_out, disconnected;
     uint32_t node_id, generation;
     unsigned npaths;
-    struct path paths[NET_RDMA_RAILS_MAX];
+    struct ucx_path paths[NET_RDMA_RAILS_MAX];
     struct stripe_path stripe[NET_RDMA_RAILS_MAX]; /* down unless its path is UP and has not failed */
     struct list lost;                              /* slices whose path broke, or that found none */
     bool came;                                     /* something, since the last stripe_turn */
@@ -162,8 +162,8 @@ int rails_came(struct net_endpoint *ep);
 /* Our rail for one of theirs. */
 unsigned rail_choose(const struct net_endpoint *ep, const struct sockaddr_in6 *far);
 /* Connects it: it is UP, or has failed, later. */
-int path_begin(struct path *p, struct leat_error *err);
-void path_close(struct path *p);
+int path_begin(struct ucx_path *p, struct leat_error *err);
+void path_close(struct ucx_path *p);
 /* Some path is to be looked after by then. */
 void mend_at(struct ucx_ctx *ctx, uint64_t ns);
 /* Gives up connections that do not come about; tries paths whose pause is over. It is for the caller to settle. */
@@ -190,9 +190,9 @@ void memory_number(struct ucx_ctx *ctx, struct net_memory *m);
 /* The answer to RDMA_KEYS is in `frame` and `body`. LEAT_CORRUPT, LEAT_STALE, -ENOMEM: the endpoint is of no use. */
 int keys_came(struct net_endpoint *ep);
 /* Those that are here are also of the rail that `p` leads to, as that is now. */
-enum keys_fit { KEYS_FIT, KEYS_ASKED, KEYS_LACK } keys_fit(const struct path *p);
+enum keys_fit { KEYS_FIT, KEYS_ASKED, KEYS_LACK } keys_fit(const struct ucx_path *p);
 /* Asks again for those that are not. -ENOMEM: the endpoint is of no use. */
-int keys_renew(const struct path *p);
+int keys_renew(const struct ucx_path *p);
 
 /* --- flight.c ---------------------------------------------------------------------------------------------------- */
 
@@ -207,13 +207,13 @@ void ask_lost(struct net_endpoint *ep, struct ask *ask);
 /* What was lost and can land no more goes out again; what is over comes back. What it wrote is for the caller to flush. */
 void endpoint_resend(struct net_endpoint *ep);
 /* By a callback: it is closed later, and takes nothing from now on. */
-static inline void path_broke(struct path *p)
+static inline void path_broke(struct ucx_path *p)
 {
     p->failed = p->endpoint->ctx->look = true;
     p->endpoint->stripe[p - p->endpoint->paths].down = true;
 }
 /* Its connection, as it was then, is closed: nothing lands by it any more. */
-static inline bool path_is_quiet(const struct path *p, unsigned serial)
+static inline bool path_is_quiet(const struct ucx_path *p, unsigned serial)
 {
     return p->state == PATH_CLOSED || p->serial != serial;
 }

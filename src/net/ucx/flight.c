@@ -68,7 +68,7 @@ static void flight_back(struct flight *f)
 /* It is not out on its path any more. */
 static void slice_left(struct slice *s, int status)
 {
-    struct path *p = TAKE_PTR(s->path);
+    struct ucx_path *p = TAKE_PTR(s->path);
     if (!p)
         return;
     struct net_endpoint *ep = p->endpoint;
@@ -276,7 +276,7 @@ void ask_lost(struct net_endpoint *ep, struct ask *ask)
 }
 
 /* Takes slices off the list, as many as one PUT may have, and asks for them; all of them come back if that fails. */
-static void ask_put(struct flight *f, struct path *p, struct list *slices)
+static void ask_put(struct flight *f, struct ucx_path *p, struct list *slices)
 {
     struct net_endpoint *ep = f->endpoint;
     struct bytes_out ranges = {0}, body = {0};
@@ -358,7 +358,7 @@ static struct net_memory *memory_of(const struct ucx_ctx *ctx, const uint8_t *at
     return NULL;
 }
 
-static ucs_status_t unpack_key(struct net_endpoint *ep, struct key *key, const struct path *p,
+static ucs_status_t unpack_key(struct net_endpoint *ep, struct key *key, const struct ucx_path *p,
                                ucp_rkey_h *ret_rkey)
 {
     ucp_rkey_h *rkey = &key->rkey[p - ep->paths];

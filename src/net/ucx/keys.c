@@ -12,7 +12,7 @@
 static void break_paths(struct net_endpoint *ep, const struct key *key)
 {
     for (unsigned i = 0; i < ep->npaths; i++) {
-        struct path *p = &ep->paths[i];
+        struct ucx_path *p = &ep->paths[i];
         if (p->state < PATH_CLOSING &&
             (!key->packed[p->far_rail] || key->incarnation[p->far_rail] != p->incarnation))
             path_broke(p);
@@ -93,13 +93,13 @@ int keys_came(struct net_endpoint *ep)
     return bytes_in_done(&in);
 }
 
-static bool fits(const struct key *key, const struct path *p)
+static bool fits(const struct key *key, const struct ucx_path *p)
 {
     return key->state != KEY_HERE ||
            (key->packed[p->far_rail] && key->incarnation[p->far_rail] == p->incarnation);
 }
 
-enum keys_fit keys_fit(const struct path *p)
+enum keys_fit keys_fit(const struct ucx_path *p)
 {
     const struct net_endpoint *ep = p->endpoint;
     bool lack = false;
@@ -113,7 +113,7 @@ enum keys_fit keys_fit(const struct path *p)
     return lack ? KEYS_LACK : KEYS_FIT;
 }
 
-int keys_renew(const struct path *p)
+int keys_renew(const struct ucx_path *p)
 {
     struct net_endpoint *ep = p->endpoint;
     uint32_t gids[PROTO_KEYS_MAX], n = 0;

@@ -39,13 +39,13 @@ void mend_at(struct ucx_ctx *ctx, uint64_t ns)
 
 static void on_closed(void *request, ucs_status_t status, void *arg)
 {
-    struct path *p = arg;
+    struct ucx_path *p = arg;
     p->state = PATH_CLOSED;
     p->endpoint->ctx->look = true;
     p->endpoint->ctx->ucx->ucp_request_free(request);
 }
 
-void path_close(struct path *p)
+void path_close(struct ucx_path *p)
 {
     const struct ucx_symbols *ucx = p->endpoint->ctx->ucx;
     if (p->state >= PATH_CLOSING)
@@ -67,7 +67,7 @@ void path_close(struct path *p)
 
 static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 {
-    struct path *p = arg;
+    struct ucx_path *p = arg;
     struct ucx_ctx *ctx = p->endpoint->ctx;
     log_debug("rail %s: node %" PRIu32 ": %s", ctx->rails[p->rail].name, p->endpoint->node_id,
               ctx->ucx->ucs_status_string(status));
@@ -77,7 +77,7 @@ static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 static void on_up(void *request, ucs_status_t status, void *arg)
 {
     struct coming *coming = arg;
-    struct path *p = coming->path;
+    struct ucx_path *p = coming->path;
     if (p) {
         p->coming = NULL;
         if (status == UCS_OK && p->state == PATH_CONNECTING && !p->failed) {
@@ -96,7 +96,7 @@ static void on_up(void *request, ucs_status_t status, void *arg)
 }
 
 /* Connects it: it is UP, or has failed, later. */
-int path_begin(struct path *p, struct leat_error *err)
+int path_begin(struct ucx_path *p, struct leat_error *err)
 {
     struct ucx_ctx *ctx = p->endpoint->ctx;
     const struct ucx_rail *rail = &ctx->rails[p->rail];
@@ -141,7 +141,7 @@ int path_begin(struct path *p, struct leat_error *err)
 }
 
 /* Nothing is left of its connection. */
-static void path_forget(struct path *p)
+static void path_forget(struct ucx_path *p)
 {
     struct net_endpoint *ep = p->endpoint;
     const unsigned k = (unsigned)(p - ep->paths);
@@ -205,7 +205,7 @@ static int rails_ask(struct net_endpoint *ep)
     return rc;
 }
 
-static void path_told(struct path *p, const struct far_rail *far)
+static void path_told(struct ucx_path *p, const struct far_rail *far)
 {
     struct net_endpoint *ep = p->endpoint;
     if (p->state != PATH_CLOSED) {
@@ -261,7 +261,7 @@ static bool rail_is_quiet(const struct ucx_ctx *ctx, unsigned r)
     list_for_each (node, &ctx->endpoints) {
         const struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
         for (unsigned i = 0; i < ep->npaths; i++) {
-            const struct path *p = &ep->paths[i];
+            const struct ucx_path *p = &ep->paths[i];
             if (p->rail == r && (p->state != PATH_CLOSED || p->out || p->asks))
                 return false;
         }
@@ -325,7 +325,7 @@ void rail_again(struct ucx_ctx *ctx, unsigned r)
 /* --- mending ------------------------------------------------------------------------------------------------------------------ */
 
 /* 0: it is known where its far rail is, and all keys are of that. 1: that was asked for. -errno: not now. */
-static int path_ready(struct path *p)
+static int path_ready(struct ucx_path *p)
 {
     struct net_endpoint *ep = p->endpoint;
     int rc = 0;
@@ -343,7 +343,7 @@ static int path_ready(struct path *p)
     return rc ? rc : 1;
 }
 
-static void path_again(struct path *p, uint64_t now)
+static void path_again(struct ucx_path *p, uint64_t now)
 {
     struct net_endpoint *ep = p->endpoint;
     const unsigned k = (unsigned)(p - ep->paths);
@@ -367,7 +367,7 @@ static void path_again(struct path *p, uint64_t now)
 }
 
 /* When it is to be looked after next; 0: it is well. */
-static uint64_t mend_path(struct path *p, uint64_t now)
+static uint64_t mend_path(struct ucx_path *p, uint64_t now)
 {
     const struct stripe_path *stripe = &p->endpoint->stripe[p - p->endpoint->paths];
     const uint64_t until = p->began_ns + p->endpoint->ctx->connect_ns;

@@ -34,7 +34,7 @@ static void without_a_path(bool comes)
     assert_int_equal(one_read(&x, 0), 0);
     for (unsigned i = 0; i < ARRAY_LEN(crcs); i++)
         crcs[i] = x.reads[i].crc;
-    struct path *coming = &x.ep->paths[0];
+    struct ucx_path *coming = &x.ep->paths[0];
     coming->state = PATH_CONNECTING;
     coming->began_ns = clock_now_ns() + 60 * NS_PER_S;
     x.ep->stripe[0].down = true;
@@ -83,7 +83,7 @@ static void comes_back(const struct net_rdma_config *config)
     struct one x;
     uint32_t crcs[ARRAY_LEN(x.reads)];
     assert_int_equal(one_connect(&x, TWO, config), 0);
-    const struct path *path = &x.ep->paths[1];
+    const struct ucx_path *path = &x.ep->paths[1];
     assert_int_equal(x.ep->npaths, 2);
     both_up(&x);
     assert_int_equal(one_read(&x, 0), 0);
@@ -255,7 +255,7 @@ static void test_tries_take_no_numbers(void **state)
     both_up(&x);
     assert_int_equal(x.ctx->ops->mem_register(x.ctx, aside, sizeof(aside), -1, &second), 0);
     far_tell(BREAK);
-    const struct path *broken = &x.ep->paths[1];
+    const struct ucx_path *broken = &x.ep->paths[1];
     while (broken->state != PATH_CLOSED || broken->out || broken->asks)
         assert_int_equal(one_read(&x, 0), 0);
     const uint32_t ids = ctx->ids, id = x.memory->id;
@@ -317,7 +317,7 @@ static void the_old_are_refused(struct one *x)
     read_aside(x, second); /* what comes meanwhile reads by the other */
     const struct sockaddr_in6 now = x->ep->paths[1].far;
     far_tell(BACK);
-    struct path *p = &second->paths[1];
+    struct ucx_path *p = &second->paths[1];
     for (unsigned i = 0; i < 200 && p->state != PATH_UP; i++) {
         second->stripe[1].down_until_ns = 1;
         x->ep->ctx->mend_ns = 1;
@@ -330,7 +330,7 @@ static void the_old_are_refused(struct one *x)
     const struct sockaddr_in6 far = p->far;
     x->ctx->ops->disconnect(x->ctx, second);
     /* A third one, told of the rail as it was before, connects to where it is now. */
-    struct path *old = &x->ep->paths[1];
+    struct ucx_path *old = &x->ep->paths[1];
     assert_int_equal(old->state, PATH_CLOSED);
     old->far = far;
     old->asked = true;
@@ -405,7 +405,7 @@ static void test_a_path_with_slices_out_keeps_its_rail(void **state)
         ctx.rails[r].netmask = mask;
     }
     for (unsigned i = 0; i < 3; i++)
-        ep.paths[i] = (struct path){.endpoint = &ep, .state = PATH_CLOSED, .out = i == 1, .asks = i == 2};
+        ep.paths[i] = (struct ucx_path){.endpoint = &ep, .state = PATH_CLOSED, .out = i == 1, .asks = i == 2};
     bytes_put_u32(&body, 1);
     told(&body, "10.1.0.2:7");
     ep.body = body.data;

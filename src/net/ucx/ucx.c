@@ -380,12 +380,12 @@ static int add_path(struct net_endpoint *ep, unsigned far_rail, const struct far
                     struct leat_error *err)
 {
     struct ucx_ctx *ctx = ep->ctx;
-    struct path *p = &ep->paths[ep->npaths];
-    *p = (struct path){.endpoint = ep,
-                       .rail = rail_choose(ep, &far->address),
-                       .far_rail = far_rail,
-                       .far = far->address,
-                       .incarnation = far->incarnation};
+    struct ucx_path *p = &ep->paths[ep->npaths];
+    *p = (struct ucx_path){.endpoint = ep,
+                           .rail = rail_choose(ep, &far->address),
+                           .far_rail = far_rail,
+                           .far = far->address,
+                           .incarnation = far->incarnation};
     ep->stripe[ep->npaths] =
         (struct stripe_path){.nominal_bytes_per_s = ctx->rails[p->rail].nominal_bytes_per_s,
                              .penalty_ns = ctx->rails[p->rail].penalty_ns,
