@@ -305,8 +305,8 @@ struct rails {
     bool all_local;
     struct topo_choice *topo; /* NULL: nothing is known of our interfaces */
     bool topo_asked;
-    uint64_t mend_ns;    /* when missing rails were looked after last */
-    unsigned unquiesced; /* operations that may still write somewhere */
+    uint64_t reconnect_ns; /* when missing rails were looked after last */
+    unsigned unquiesced;   /* operations that may still write somewhere */
 };
 /* Without transports->shm our own node, too, is read through a connection. */
 int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct transport_set *transports,

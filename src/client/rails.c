@@ -350,12 +350,12 @@ static void rail_came(struct rails *r, uint32_t node, unsigned k)
 }
 
 /* Rails that are not there: those that came join, those whose pause is over are dialled. Never waits. */
-static void rails_mend(struct rails *r)
+static void rails_reconnect(struct rails *r)
 {
     uint64_t now = clock_now_ns();
-    if (now - r->mend_ns < MEND_NS)
+    if (now - r->reconnect_ns < MEND_NS)
         return;
-    r->mend_ns = now;
+    r->reconnect_ns = now;
     bool polled = false;
     for (uint32_t node = 0; node < r->ws->info.nnodes; node++) {
         struct rails_end *end = &r->ends[node];
@@ -480,7 +480,7 @@ int rails_poll(struct rails *r, struct net_event *events, unsigned max, int time
     struct net_ctx *ctx[] = {r->rdma, r->tcp};
     int n = 0;
     if (r->tcp && net_paths_any_wanted(r->tcp))
-        rails_mend(r);
+        rails_reconnect(r);
     for (unsigned i = 0; i < 2; i++) {
         struct net_ctx *other = ctx[1 - i];
         if (!ctx[i])

@@ -47,8 +47,8 @@ struct scrub {
     uint8_t *buf; /* STORE_BLOCK, aligned for direct I/O; the thread's */
     uint64_t due_ns, saved_ns;
     bool idle_class;
-    _Atomic uint64_t total_objects, total_bytes, total_mended; /* since the start */
-    pthread_mutex_t lock;                                      /* guards what follows */
+    _Atomic uint64_t total_objects, total_bytes, total_repaired; /* since the start */
+    pthread_mutex_t lock;                                        /* guards what follows */
     pthread_cond_t wake;
     bool stop, asked, changed;
     unsigned generation;         /* of passes: what was read for another one does not count */
@@ -94,7 +94,7 @@ static void put_pass(FILE *f, const char *name, const struct store_scrub_pass *p
 {
     fprintf(f, "%s " PASS_FORMAT "\n", name, (long long)p->begun_ns, (long long)p->ended_ns,
             (unsigned long long)p->objects, (unsigned long long)p->bytes, (unsigned long long)p->damaged,
-            (unsigned long long)p->mended, (unsigned long long)p->unreadable);
+            (unsigned long long)p->repaired, (unsigned long long)p->unreadable);
 }
 
 static bool get_pass(const char *text, struct store_scrub_pass *ret)
@@ -371,7 +371,7 @@ static void end_pass(struct scrub *sc)
     struct store_scrub_pass *l = &sc->last;
     log_info("%s: scrub: %llu objects were read; %llu damaged, %llu unreadable, %llu of them mended",
              sc->p->dir, (unsigned long long)l->objects, (unsigned long long)l->damaged,
-             (unsigned long long)l->unreadable, (unsigned long long)l->mended);
+             (unsigned long long)l->unreadable, (unsigned long long)l->repaired);
 }
 
 /* The next object of the pass. false: there is none, and the pass is ended, in the same moment: it may be begun anew at any other. */
@@ -439,7 +439,7 @@ static void advance(struct scrub *sc, const struct subject *o, uint64_t block,
 {
     atomic_fetch_add(&sc->total_objects, add->objects);
     atomic_fetch_add(&sc->total_bytes, add->bytes);
-    atomic_fetch_add(&sc->total_mended, add->mended);
+    atomic_fetch_add(&sc->total_repaired, add->repaired);
     pthread_mutex_lock(&sc->lock);
     if (sc->generation == o->generation) {
         sc->at = o->key;
@@ -448,7 +448,7 @@ static void advance(struct scrub *sc, const struct subject *o, uint64_t block,
         sc->now.objects += add->objects;
         sc->now.bytes += add->bytes;
         sc->now.damaged += add->damaged;
-        sc->now.mended += add->mended;
+        sc->now.repaired += add->repaired;
         sc->now.unreadable += add->unreadable;
         sc->changed = true;
     }
@@ -546,7 +546,7 @@ static void found_bad(struct scrub *sc, struct subject *o, enum verdict verdict,
     if (block != DONE)
         snprintf(where, sizeof(where), "block %llu", (unsigned long long)block);
     if (mend(sc, o)) {
-        add->mended++;
+        add->repaired++;
         log_warning("%s: scrub: %s of %s is %s (file %012llx): evicted, the remote has it", p->dir, where,
                     name, verdict == UNREADABLE ? "unreadable" : "damaged",
                     (unsigned long long)o->value.file);
@@ -781,7 +781,7 @@ void store_scrub_status(struct path *p, struct store_scrub_status *ret)
     pthread_mutex_unlock(&sc->lock);
     ret->total_objects = atomic_load(&sc->total_objects);
     ret->total_bytes = atomic_load(&sc->total_bytes);
-    ret->total_mended = atomic_load(&sc->total_mended);
+    ret->total_repaired = atomic_load(&sc->total_repaired);
     pthread_rwlock_rdlock(&p->index.lock);
     ret->of_objects = p->index.objects;
     ret->of_bytes = p->index.bytes;

@@ -400,7 +400,7 @@ enum store_scrub_state {
 struct store_scrub_pass {
     int64_t begun_ns, ended_ns; /* since 1970; 0: not yet */
     uint64_t objects, bytes;    /* read; parts of uploads too */
-    uint64_t damaged, mended, unreadable;
+    uint64_t damaged, repaired, unreadable;
 };
 struct store_scrub_status {
     enum store_scrub_state state;
@@ -408,7 +408,7 @@ struct store_scrub_status {
     struct store_scrub_pass now, last; /* begun_ns 0: none; last: the one that ended last */
     uint64_t of_objects, of_bytes;     /* on the path: where `now` is going to */
     int64_t next_ns;                   /* begin of the next pass, since 1970; 0: none is planned */
-    uint64_t total_objects, total_bytes, total_mended; /* since the start */
+    uint64_t total_objects, total_bytes, total_repaired; /* since the start */
 };
 /* A pass over all paths begins now, from the first object on; what is under way is given up for it. */
 void store_scrub_start(struct store *s);

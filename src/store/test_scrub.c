@@ -133,7 +133,7 @@ static void test_nothing_wrong(void **state)
     struct store_scrub_pass p = scrubbed(f);
     assert_int_equal(p.objects, 10 + 1 + 3 + 2); /* the upload and its part too */
     assert_int_equal(p.bytes, f->s->paths[0]->index.bytes);
-    assert_int_equal(p.damaged + p.mended + p.unreadable, 0);
+    assert_int_equal(p.damaged + p.repaired + p.unreadable, 0);
     assert_damaged(f, "");
     assert_int_equal(f->s->gets, 0);
 }
@@ -151,7 +151,7 @@ static void test_flipped_bits(void **state)
     assert_int_equal(f->s->gets, 0);
     assert_int_equal(p.objects, 14);
     assert_int_equal(p.damaged, 5);
-    assert_int_equal(p.mended, 1);
+    assert_int_equal(p.repaired, 1);
     assert_int_equal(f->s->paths[0]->corrupt, 5);
     for (unsigned round = 0; round < 2; round++) {
         assert_damaged(f, "photos/k-03 photos/k-05 photos/large cache/dirty ");
@@ -211,7 +211,7 @@ static void test_unreadable(void **state)
     testing_object_file(f->s, "cache", "clean", name, sizeof(name));
     store_fault_unreadable(f->fault, strrchr(name, '/'), -EIO);
     p = scrubbed(f);
-    assert_int_equal(p.mended, 1);
+    assert_int_equal(p.repaired, 1);
     assert_damaged(f, "");
     assert_int_equal(testing_check(f->s, "photos", "k-06", 6, 6000), 0);
     /* A disk that is dead is left, not emptied. */

@@ -177,7 +177,7 @@ void finding_cost(struct finding *f, const char *fmt, ...)
     va_end(args);
 }
 
-void finding_mend(struct finding *f, const char *fmt, ...)
+void finding_repair(struct finding *f, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);

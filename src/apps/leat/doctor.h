@@ -42,7 +42,7 @@ extern const struct doctor_check doctor_checks[]; /* ended by name NULL */
 void finding_say(struct finding *f, enum doctor_status status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void finding_cost(struct finding *f, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void finding_mend(struct finding *f, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void finding_repair(struct finding *f, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void finding_number(struct finding *f, const char *key, double value);
 
 /* First `cap` - 1 bytes of root + path, NUL-terminated, without trailing newlines. 0 or -errno. */

@@ -29,19 +29,19 @@ static void check_kernel(const struct doctor *d, struct finding *f)
         sscanf(release, "%u.%u", &major, &minor) != 2) {
         finding_say(f, DOCTOR_WARN, "the kernel does not tell its version (no /proc?)");
         finding_cost(f, "most checks below are blind");
-        finding_mend(f, "sudo mount -t proc proc /proc");
+        finding_repair(f, "sudo mount -t proc proc /proc");
         return;
     }
     unsigned version = major * 1000 + minor;
     if (version < 5006) {
         finding_say(f, DOCTOR_BAD, "Linux %s", release);
         finding_cost(f, "no openat2 (5.6): a system daemon cannot open below its roots only");
-        finding_mend(f, "install a kernel of 5.6 or later; 6.1 or later is best");
+        finding_repair(f, "install a kernel of 5.6 or later; 6.1 or later is best");
     } else if (version < 6001) {
         finding_say(f, DOCTOR_WARN, "Linux %s", release);
         finding_cost(
             f, "before 6.1 the kernel does not tell what alignment direct I/O wants: Leat tries it out");
-        finding_mend(f, "install a kernel of 6.1 or later");
+        finding_repair(f, "install a kernel of 6.1 or later");
     } else {
         finding_say(f, DOCTOR_OK, "Linux %s", release);
     }
@@ -60,7 +60,7 @@ static void check_crc(const struct doctor *d, struct finding *f)
     if (table) {
         finding_cost(
             f, "every byte read is checksummed: without the CPU's instructions that is what bounds a read");
-        finding_mend(
+        finding_repair(
             f,
             "a CPU with SSE4.2 or the ARMv8 CRC extension; in a virtual machine, pass the host's CPU model");
     }
@@ -83,7 +83,7 @@ static void check_memory(const struct doctor *d, struct finding *f)
         if (!fits) {
             finding_cost(f, "a pool of %s does not fit: leatd reserves its regions and reports \"no space\"",
                          size_format(d->pool_bytes, c));
-            finding_mend(f, "--pool %" PRIu64 "M", (uint64_t)(available / 2 / MIB));
+            finding_repair(f, "--pool %" PRIu64 "M", (uint64_t)(available / 2 / MIB));
         }
         return;
     }
@@ -98,7 +98,7 @@ static void check_memory(const struct doctor *d, struct finding *f)
                  fits ? "pool, page cache and the job's own memory share it"
                       : "a pool of %s does not fit beside the job's own memory",
                  size_format(d->pool_bytes, a));
-    finding_mend(f, "echo max | sudo tee %.360s", where);
+    finding_repair(f, "echo max | sudo tee %.360s", where);
 }
 
 static void check_memlock(const struct doctor *d, struct finding *f)
@@ -128,10 +128,10 @@ static void check_memlock(const struct doctor *d, struct finding *f)
                 size_format(d->pool_bytes, b));
     finding_cost(f, "regions past it are not registered with io_uring: each read pins its pages anew");
     if (hard >= d->pool_bytes)
-        finding_mend(f, "ulimit -l %s", hard == UINT64_MAX ? "unlimited" : "hard");
+        finding_repair(f, "ulimit -l %s", hard == UINT64_MAX ? "unlimited" : "hard");
     else
-        finding_mend(f, "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/leat.conf  "
-                        "(then log in again; in a unit: LimitMEMLOCK=infinity)");
+        finding_repair(f, "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/leat.conf  "
+                          "(then log in again; in a unit: LimitMEMLOCK=infinity)");
 }
 
 /* The device's directory is in the tree; library and limits are this process's, as leatd's will be if it is started alike. */
@@ -150,23 +150,23 @@ static void check_rdma(const struct doctor *d, struct finding *f)
     if (!r.devices) {
         finding_say(f, DOCTOR_WARN, "RDMA devices, but no port of them is active");
         finding_cost(f, "other hosts are read by TCP");
-        finding_mend(f, "rdma link   (cable, switch port, or on RoCE: ip link set NAME up)");
+        finding_repair(f, "rdma link   (cable, switch port, or on RoCE: ip link set NAME up)");
     } else if (!r.ucx) {
         finding_say(f, DOCTOR_WARN, "%.150s; %.120s", r.devices_text, r.ucx_text);
         finding_cost(f, "other hosts are read by TCP");
-        finding_mend(f, r.built ? "sudo apt install libucx0"
-                                : "sudo apt install libucx-dev   (and build Leat again)");
+        finding_repair(f, r.built ? "sudo apt install libucx0"
+                                  : "sudo apt install libucx-dev   (and build Leat again)");
     } else if (access("/dev/infiniband/rdma_cm", R_OK | W_OK) < 0) {
         finding_say(f, DOCTOR_WARN, "%.150s, but /dev/infiniband/rdma_cm: %s", r.devices_text,
                     strerror(errno));
         finding_cost(f, "no RDMA connection can be made: other hosts are read by TCP");
-        finding_mend(
+        finding_repair(
             f, "sudo modprobe rdma_ucm   (in a container: --device=/dev/infiniband --ulimit memlock=-1)");
     } else if (!r.memlock_unlimited && r.memlock_bytes < d->pool_bytes) {
         finding_say(f, DOCTOR_WARN, "%.150s, %.60s, but RLIMIT_MEMLOCK is less than the pool", r.devices_text,
                     r.ucx_text);
         finding_cost(f, "regions cannot be registered: reads by RDMA fail or go by TCP");
-        finding_mend(f, "ulimit -l unlimited   (in a unit: LimitMEMLOCK=infinity)");
+        finding_repair(f, "ulimit -l unlimited   (in a unit: LimitMEMLOCK=infinity)");
     } else {
         finding_say(f, DOCTOR_OK, "%.200s, %.60s", r.devices_text, r.ucx_text);
     }
@@ -191,7 +191,7 @@ static void check_huge_pages(const struct doctor *d, struct finding *f)
     if (doctor_read(d, SHMEM_ENABLED, text, sizeof(text)) < 0 || !chosen_word(text, word, sizeof(word))) {
         finding_say(f, DOCTOR_WARN, "this kernel has no huge pages for shared memory");
         finding_cost(f, "the pool is mapped with small pages: more TLB misses in every gather");
-        finding_mend(f, "a kernel with CONFIG_TRANSPARENT_HUGEPAGE=y");
+        finding_repair(f, "a kernel with CONFIG_TRANSPARENT_HUGEPAGE=y");
         return;
     }
     if (doctor_read(d, SHMEM_PMD_FILE, text, sizeof(text)) == 0)
@@ -220,7 +220,7 @@ static void check_huge_pages(const struct doctor *d, struct finding *f)
             finding_cost(
                 f, "memory is fragmented: the pool gets small pages, %.1f GB/s on one core, measured now",
                 plain);
-            finding_mend(f, "echo 1 | sudo tee /proc/sys/vm/compact_memory");
+            finding_repair(f, "echo 1 | sudo tee /proc/sys/vm/compact_memory");
             return;
         }
     }
@@ -235,7 +235,7 @@ static void check_huge_pages(const struct doctor *d, struct finding *f)
     }
     finding_say(f, DOCTOR_WARN, "not for shared memory (shmem_enabled is %s)", rule);
     finding_cost(f, "the pool gets 4 KiB pages: more TLB misses in every gather%s", speed);
-    finding_mend(f, "echo advise | sudo tee " SHMEM_ENABLED);
+    finding_repair(f, "echo advise | sudo tee " SHMEM_ENABLED);
 }
 
 static void check_io_uring(const struct doctor *d, struct finding *f)
@@ -253,18 +253,18 @@ static void check_io_uring(const struct doctor *d, struct finding *f)
     if (rc == -EPERM && known && disabled) {
         finding_say(f, DOCTOR_WARN, "io_uring is switched off (kernel.io_uring_disabled is %" PRIu64 ")",
                     disabled);
-        finding_mend(f, "sudo sysctl -w kernel.io_uring_disabled=0");
+        finding_repair(f, "sudo sysctl -w kernel.io_uring_disabled=0");
     } else if (rc == -EPERM || rc == -EACCES) {
         finding_say(f, DOCTOR_WARN, "io_uring is refused by this container's seccomp filter");
-        finding_mend(
+        finding_repair(
             f, "docker run --security-opt seccomp=unconfined ...  (or a profile that allows io_uring_setup, "
                "io_uring_enter, io_uring_register)");
     } else if (rc == -ENOSYS) {
         finding_say(f, DOCTOR_WARN, "this kernel, or its sandbox, has no io_uring");
-        finding_mend(f, "a kernel with CONFIG_IO_URING=y; under gVisor, another runtime");
+        finding_repair(f, "a kernel with CONFIG_IO_URING=y; under gVisor, another runtime");
     } else if (rc == -ENOMEM) {
         finding_say(f, DOCTOR_WARN, "io_uring is refused: RLIMIT_MEMLOCK is used up");
-        finding_mend(f, "ulimit -l unlimited");
+        finding_repair(f, "ulimit -l unlimited");
     } else {
         finding_say(f, DOCTOR_WARN, "io_uring is refused: %s", strerror(-rc));
     }
@@ -284,9 +284,9 @@ static void check_memfd(const struct doctor *d, struct finding *f)
     finding_say(f, DOCTOR_BAD, "memfd_create: %s", strerror(-rc));
     finding_cost(f, "no pool: regions are memfds");
     if (noexec == 2)
-        finding_mend(f, "sudo sysctl -w vm.memfd_noexec=1");
+        finding_repair(f, "sudo sysctl -w vm.memfd_noexec=1");
     else
-        finding_mend(f, "allow memfd_create and fallocate in the sandbox");
+        finding_repair(f, "allow memfd_create and fallocate in the sandbox");
 }
 
 static void check_overcommit(const struct doctor *d, struct finding *f)
@@ -311,7 +311,7 @@ static void check_overcommit(const struct doctor *d, struct finding *f)
     finding_say(f, DOCTOR_WARN, "strict (vm.overcommit_memory is 2): %s may still be committed, a pool is %s",
                 size_format(left, a), size_format(d->pool_bytes, b));
     finding_cost(f, "regions past that are refused although memory is free");
-    finding_mend(f, "sudo sysctl -w vm.overcommit_memory=0");
+    finding_repair(f, "sudo sysctl -w vm.overcommit_memory=0");
 }
 
 static void check_descriptors(const struct doctor *d, struct finding *f)
@@ -335,8 +335,8 @@ static void check_descriptors(const struct doctor *d, struct finding *f)
                 "%" PRIu64 " file descriptors, %" PRIu64 " are wanted", hard, need);
     finding_cost(f, "two are held for each region, one for each client, some for files being read: many "
                     "clients are refused");
-    finding_mend(f, "echo '* - nofile 65536' | sudo tee /etc/security/limits.d/leat-nofile.conf  "
-                    "(then log in again; in a unit: LimitNOFILE=65536)");
+    finding_repair(f, "echo '* - nofile 65536' | sudo tee /etc/security/limits.d/leat-nofile.conf  "
+                      "(then log in again; in a unit: LimitNOFILE=65536)");
 }
 
 static void check_leatd(const struct doctor *d, struct finding *f)
@@ -350,7 +350,7 @@ static void check_leatd(const struct doctor *d, struct finding *f)
         finding_say(f, there ? DOCTOR_OK : DOCTOR_BAD, "LEAT_LEATD names %s%s", named,
                     there ? "" : ", which cannot be executed");
         if (!there)
-            finding_mend(f, "unset LEAT_LEATD");
+            finding_repair(f, "unset LEAT_LEATD");
         return;
     }
     ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 16);
@@ -379,7 +379,7 @@ static void check_leatd(const struct doctor *d, struct finding *f)
     free(search);
     finding_say(f, DOCTOR_BAD, "leatd is neither in " LEAT_BINDIR " nor on PATH");
     finding_cost(f, "no daemon can be started: leat.open() works only where one runs already");
-    finding_mend(f, "export LEAT_LEATD=/path/to/leatd");
+    finding_repair(f, "export LEAT_LEATD=/path/to/leatd");
 }
 
 /* The daemon's socket lies in $XDG_RUNTIME_DIR/leat/JOB, or in /tmp/leat-UID/JOB where the former cannot be written; the
@@ -417,9 +417,9 @@ static void check_runtime_dir(const struct doctor *d, struct finding *f)
     finding_say(f, DOCTOR_BAD, "sockets would lie in %s%s: %s", path, why, what);
     finding_cost(f, "the library refuses it: no private daemon can be started or found");
     if (S_ISDIR(st.st_mode) && st.st_uid == geteuid())
-        finding_mend(f, "chmod 700 %s", path);
+        finding_repair(f, "chmod 700 %s", path);
     else
-        finding_mend(f, "export XDG_RUNTIME_DIR=$(mktemp -d)");
+        finding_repair(f, "export XDG_RUNTIME_DIR=$(mktemp -d)");
 }
 
 /* A file to try: the path itself, or the first regular file of the folder that is 1 MiB or more, else any. -1: none. */

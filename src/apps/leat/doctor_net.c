@@ -81,16 +81,16 @@ void check_ports(const struct doctor *d, struct finding *f)
                     idle.n ? "; without a link: " : "", idle.text);
         if (!up.n) {
             finding_cost(f, "other hosts cannot be reached");
-            finding_mend(f, "ip link  (and plug a cable in)");
+            finding_repair(f, "ip link  (and plug a cable in)");
         }
     } else {
         finding_say(f, DOCTOR_WARN, "RDMA ports that carry nothing: %s", down.text);
         finding_cost(f, "so many rails fewer: the others carry their bytes");
         if (strncmp(first->state, "INIT", 4) == 0)
-            finding_mend(f, "sudo systemctl start opensm  (or the fabric's own subnet manager)");
+            finding_repair(f, "sudo systemctl start opensm  (or the fabric's own subnet manager)");
         else
-            finding_mend(f, "rdma link show %s/%u  (then its cable, and the switch's port)", first->device,
-                         first->port);
+            finding_repair(f, "rdma link show %s/%u  (then its cable, and the switch's port)", first->device,
+                           first->port);
     }
     topo_free(topo);
 }
@@ -140,7 +140,7 @@ void check_slots(const struct doctor *d, struct finding *f)
                     worst->pcie_max_gts10 % 10, slow.n > 1 ? "" : ": ", slow.n > 1 ? "" : slow.text);
         finding_cost(f, "PCIe carries %" PRIu64 " Gb/s where the card's ports carry %" PRIu64, now / 1000,
                      want / 1000);
-        finding_mend(
+        finding_repair(
             f, "sudo lspci -vv -s %s | grep LnkSta  (then seat it anew, or in a slot with all its lanes)",
             worst->place.pci);
     } else if (told) {
@@ -191,8 +191,8 @@ void check_nodes(const struct doctor *d, struct finding *f)
         finding_say(f, DOCTOR_WARN, "no NIC is on a NUMA node of the cores allowed (%s); %s: on another",
                     list, far.text);
         finding_cost(f, "every byte crosses the sockets' interconnect on its way from the NIC");
-        finding_mend(f, "taskset -c %s COMMAND  (or numactl --cpunodebind=%d)",
-                     topo_cpus_format(&nic->place.cpus, cpus, sizeof(cpus)), nic->place.node);
+        finding_repair(f, "taskset -c %s COMMAND  (or numactl --cpunodebind=%d)",
+                       topo_cpus_format(&nic->place.cpus, cpus, sizeof(cpus)), nic->place.node);
     } else if (far.n) {
         finding_say(f, DOCTOR_OK, "near the cores allowed (%s): %s; far from all of them: %s", list,
                     near.text, far.text);
@@ -237,7 +237,8 @@ void check_gpu_rdma(const struct doctor *d, struct finding *f)
                 "%u GPUs and %u RDMA ports, but the kernel's module nvidia_peermem is not loaded", gpus,
                 ports);
     finding_cost(f, "device_copy=\"direct\" is refused, and \"auto\" goes through the host's memory");
-    finding_mend(f, "echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia_peermem.conf && sudo modprobe "
-                    "nvidia_peermem  (\"Invalid argument\": the NIC's driver has no peer memory; NVIDIA's "
-                    "DOCA-OFED has it)");
+    finding_repair(f,
+                   "echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia_peermem.conf && sudo modprobe "
+                   "nvidia_peermem  (\"Invalid argument\": the NIC's driver has no peer memory; NVIDIA's "
+                   "DOCA-OFED has it)");
 }

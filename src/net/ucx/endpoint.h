@@ -141,7 +141,7 @@ struct ucx_ctx {
     struct list endpoints, memories, spares, comings;
     struct list events, told;
     uint64_t min_deadline_ns; /* as in tcp.c: may be too early, never too late */
-    uint64_t mend_ns;         /* when some path is to be looked after; 0: all are up */
+    uint64_t reconnect_ns;    /* when some path is to be looked after; 0: all are up */
     uint64_t connect_ns;      /* most time for a path to come up, where the caller gives more */
     unsigned in_flight;       /* ops not yet QUIESCED */
     bool look;                /* a callback left a mark somewhere */
@@ -165,9 +165,9 @@ unsigned rail_choose(const struct net_endpoint *ep, const struct sockaddr_in6 *f
 int path_begin(struct ucx_path *p, struct leat_error *err);
 void path_close(struct ucx_path *p);
 /* Some path is to be looked after by then. */
-void mend_at(struct ucx_ctx *ctx, uint64_t ns);
+void reconnect_at(struct ucx_ctx *ctx, uint64_t ns);
 /* Gives up connections that do not come about; tries paths whose pause is over. It is for the caller to settle. */
-void paths_mend(struct ucx_ctx *ctx);
+void paths_reconnect(struct ucx_ctx *ctx);
 /* Without reads nothing is polled: what could not go on meanwhile gets its time now. */
 void paths_time_anew(struct ucx_ctx *ctx);
 int rail_watch(struct ucx_ctx *ctx, unsigned rail);

@@ -76,7 +76,7 @@ static void refuse_keys(struct net_endpoint *ep, int status)
 
 int keys_came(struct net_endpoint *ep)
 {
-    mend_at(ep->ctx, 1); /* some path may have waited for them */
+    reconnect_at(ep->ctx, 1); /* some path may have waited for them */
     if (ep->frame.status < 0) {
         refuse_keys(ep, ep->frame.status);
         return 0;

@@ -29,10 +29,10 @@
 #define MEND_NS      (50 * NS_PER_MS) /* between looks at a path that waits for what is still out */
 #define TRIES_A_RAIL 2
 
-void mend_at(struct ucx_ctx *ctx, uint64_t ns)
+void reconnect_at(struct ucx_ctx *ctx, uint64_t ns)
 {
-    if (ctx->mend_ns == 0 || ns < ctx->mend_ns)
-        ctx->mend_ns = ns;
+    if (ctx->reconnect_ns == 0 || ns < ctx->reconnect_ns)
+        ctx->reconnect_ns = ns;
 }
 
 /* --- closing ------------------------------------------------------------------------------------------------------------- */
@@ -52,7 +52,7 @@ void path_close(struct ucx_path *p)
         return;
     p->state = PATH_CLOSING;
     stripe_failed(&p->endpoint->stripe[p - p->endpoint->paths], clock_now_ns());
-    mend_at(p->endpoint->ctx, 1);
+    reconnect_at(p->endpoint->ctx, 1);
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK |
                                                  UCP_OP_ATTR_FIELD_USER_DATA,
                                  .flags = UCP_EP_CLOSE_FLAG_FORCE,
@@ -130,7 +130,7 @@ int path_begin(struct ucx_path *p, struct leat_error *err)
     p->coming = coming;
     list_push_back(&ctx->comings, &coming->node);
     p->began_ns = clock_now_ns();
-    mend_at(ctx, p->began_ns + ctx->connect_ns);
+    reconnect_at(ctx, p->began_ns + ctx->connect_ns);
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
                                  .cb.send = on_up,
                                  .user_data = coming};
@@ -244,7 +244,7 @@ int rails_came(struct net_endpoint *ep)
     }
     for (unsigned i = 0; i < ep->npaths; i++)
         path_told(&ep->paths[i], &rails[ep->paths[i].far_rail]);
-    mend_at(ep->ctx, 1);
+    reconnect_at(ep->ctx, 1);
     return 0;
 }
 
@@ -367,7 +367,7 @@ static void path_again(struct ucx_path *p, uint64_t now)
 }
 
 /* When it is to be looked after next; 0: it is well. */
-static uint64_t mend_path(struct ucx_path *p, uint64_t now)
+static uint64_t reconnect_path(struct ucx_path *p, uint64_t now)
 {
     const struct stripe_path *stripe = &p->endpoint->stripe[p - p->endpoint->paths];
     const uint64_t until = p->began_ns + p->endpoint->ctx->connect_ns;
@@ -385,18 +385,18 @@ static uint64_t mend_path(struct ucx_path *p, uint64_t now)
     }
 }
 
-void paths_mend(struct ucx_ctx *ctx)
+void paths_reconnect(struct ucx_ctx *ctx)
 {
     uint64_t now;
-    if (ctx->mend_ns == 0 || (now = clock_now_ns()) < ctx->mend_ns)
+    if (ctx->reconnect_ns == 0 || (now = clock_now_ns()) < ctx->reconnect_ns)
         return;
-    ctx->mend_ns = 0;
+    ctx->reconnect_ns = 0;
     list_for_each (node, &ctx->endpoints) {
         struct net_endpoint *ep = container_of(node, struct net_endpoint, node);
         for (unsigned i = 0; ep->fd >= 0 && i < ep->npaths; i++) {
-            uint64_t next = mend_path(&ep->paths[i], now);
+            uint64_t next = reconnect_path(&ep->paths[i], now);
             if (next)
-                mend_at(ctx, next);
+                reconnect_at(ctx, next);
         }
     }
 }

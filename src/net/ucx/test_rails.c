@@ -143,7 +143,7 @@ static void read_until(struct one *x, const uint32_t *crcs, bool (*done)(const s
     while (!done(x)) {
         assert_true(clock_now_ns() < until);
         x->ep->stripe[1].down_until_ns = MIN(x->ep->stripe[1].down_until_ns, clock_now_ns());
-        x->ep->ctx->mend_ns = 1;
+        x->ep->ctx->reconnect_ns = 1;
         assert_int_equal(one_read(x, clock_now_ns() + 60 * NS_PER_S), 0);
         for (unsigned i = 0; i < ARRAY_LEN(x->reads); i++)
             assert_int_equal(x->reads[i].crc, crcs[i]);
@@ -320,7 +320,7 @@ static void the_old_are_refused(struct one *x)
     struct ucx_path *p = &second->paths[1];
     for (unsigned i = 0; i < 200 && p->state != PATH_UP; i++) {
         second->stripe[1].down_until_ns = 1;
-        x->ep->ctx->mend_ns = 1;
+        x->ep->ctx->reconnect_ns = 1;
         read_aside(x, second);
         usleep(100000);
     }

@@ -309,7 +309,7 @@ static int ucx_submit(struct net_endpoint *ep, struct net_op *op)
     int rc = flight_new(ep, op);
     if (rc)
         return rc;
-    if (ep->ctx->mend_ns && ep->ctx->in_flight == 1)
+    if (ep->ctx->reconnect_ns && ep->ctx->in_flight == 1)
         paths_time_anew(ep->ctx);
     rc = endpoint_start(ep);
     rc = rc ? rc : flush(ep);
@@ -356,8 +356,8 @@ static int ucx_poll(struct net_ctx *base, struct net_event *events, unsigned max
         settle(ctx);
         int wait = timeout_ms > 0 ? clock_poll_ms(until) : timeout_ms;
         uint64_t wake = ctx->min_deadline_ns;
-        if (ctx->mend_ns && (!wake || ctx->mend_ns < wake))
-            wake = ctx->mend_ns;
+        if (ctx->reconnect_ns && (!wake || ctx->reconnect_ns < wake))
+            wake = ctx->reconnect_ns;
         if (wake) {
             int due = clock_poll_ms(wake);
             wait = wait < 0 ? due : MIN(wait, due);
@@ -367,7 +367,7 @@ static int ucx_poll(struct net_ctx *base, struct net_event *events, unsigned max
             return rc;
         check_deadlines(ctx);
         settle(ctx);
-        paths_mend(ctx);
+        paths_reconnect(ctx);
         settle(ctx);
         if (list_empty(&ctx->events) && (timeout_ms == 0 || (timeout_ms > 0 && clock_now_ns() >= until)))
             return 0;
@@ -394,7 +394,7 @@ static int add_path(struct net_endpoint *ep, unsigned far_rail, const struct far
         p->state = PATH_CLOSED;
         p->failed = true;
         stripe_failed(&ep->stripe[ep->npaths++], clock_now_ns());
-        mend_at(ctx, 1);
+        reconnect_at(ctx, 1);
         return 0;
     }
     int rc = path_begin(p, err);

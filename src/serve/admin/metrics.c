@@ -157,11 +157,11 @@ static uint64_t path_scrub_done(const struct store_path_status *p)
 static uint64_t path_scrub_damaged(const struct store_path_status *p)
 {
     const struct store_scrub_pass *pass = p->scrub.now.begun_ns ? &p->scrub.now : &p->scrub.last;
-    return pass->damaged + pass->unreadable - pass->mended;
+    return pass->damaged + pass->unreadable - pass->repaired;
 }
-static uint64_t path_mended(const struct store_path_status *p)
+static uint64_t path_reconnected(const struct store_path_status *p)
 {
-    return p->scrub.total_mended;
+    return p->scrub.total_repaired;
 }
 static uint64_t path_scrub_ended(const struct store_path_status *p)
 {
@@ -179,7 +179,7 @@ static void scrubs(struct bytes_out *out, const struct store_status *s)
             "Objects that this pass (or the last) found damaged or unreadable, and could not mend.",
             path_scrub_damaged);
     by_path(out, s, "store_scrub_mended_total", "counter",
-            "Damaged objects that were given up for the remote's copy.", path_mended);
+            "Damaged objects that were given up for the remote's copy.", path_reconnected);
     by_path(out, s, "store_scrub_ended_timestamp_seconds", "gauge",
             "When a whole pass ended last; 0: none did.", path_scrub_ended);
 }

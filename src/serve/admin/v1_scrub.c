@@ -14,7 +14,7 @@ static json_t *pass_json(const struct store_scrub_pass *p)
     return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I}", "began", time_json(p->begun_ns), "ended",
                      time_json(p->ended_ns), "objects", (json_int_t)p->objects, "bytes", (json_int_t)p->bytes,
                      "damaged", (json_int_t)p->damaged, "unreadable", (json_int_t)p->unreadable, "mended",
-                     (json_int_t)p->mended);
+                     (json_int_t)p->repaired);
 }
 
 json_t *scrub_json(const struct store_scrub_status *s)
