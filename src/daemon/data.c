@@ -59,7 +59,7 @@ static void pushed_part(struct wset *ws, uint64_t i, unsigned f, const struct in
             uint32_t crc = crc32c(0, data, n);
             wset_piece(ws, i, f, at, n, crc, 0);
             if (ws->nnodes)
-                cluster_ready_record(records, i, f, crc, at, n, 0);
+                nodes_ready_record(records, i, f, crc, at, n, 0);
         }
         at += n;
     }
@@ -85,7 +85,7 @@ static int data_written(struct net_serve_target *target, uint64_t first, uint32_
         }
     }
     if (records.len && ws->pool->cluster)
-        cluster_ready(ws->pool->cluster, ws, &records);
+        nodes_ready(ws->pool->cluster, ws, &records);
     bytes_out_fini(&records);
     wset_advanced(ws);
     return wset_written(ws) ? LEAT_STALE : 0;

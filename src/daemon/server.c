@@ -108,7 +108,7 @@ static void client_free(struct client *c)
     requests_client_gone(c);
     credits_client_gone(c);
     if (c->is_peer && s->pool->cluster)
-        cluster_client_gone(s->pool->cluster, c);
+        nodes_client_gone(s->pool->cluster, c);
     bool counted = c->is_unix && c->ready;
     uint32_t uid = c->uid;
     if (c->over_limit)

@@ -93,7 +93,7 @@ static void freshen(struct pool *pool, uint32_t uid, const char *spec, struct ac
 static void tell(struct pool *pool, struct known_access *k)
 {
     k->told = access_version(k->access);
-    cluster_tell_access_all(pool->cluster, k->uid, k->spec, k->access);
+    nodes_share_access_all(pool->cluster, k->uid, k->spec, k->access);
 }
 
 /* k went well: it is what is known from here on. */
@@ -156,7 +156,7 @@ void accesses_tell(struct pool *pool, unsigned n)
     list_for_each (node, &pool->accesses) {
         struct known_access *k = container_of(node, struct known_access, node);
         if (k->brought && k->opened)
-            cluster_tell_access(pool->cluster, n, k->uid, k->spec, k->access);
+            nodes_share_access(pool->cluster, n, k->uid, k->spec, k->access);
     }
 }
 

@@ -147,7 +147,7 @@ static void built(struct work *work)
         change_end(ch, NULL, err);
         return;
     }
-    int code = pool->cluster ? cluster_place(pool->cluster, ch->ws, 0, placed, ch)
+    int code = pool->cluster ? nodes_place(pool->cluster, ch->ws, 0, placed, ch)
                              : pool_prepare(pool, ch->ws, 0, placed, ch);
     if (code < 0) {
         error_set(err, code, "out of memory");

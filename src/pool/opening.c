@@ -290,7 +290,7 @@ static bool opening_place(struct opening *o)
     if (known || set_new(pool, o, first, &o->placing, &o->err) < 0)
         return false;
     pool_evict_idle(pool, align_up(o->placing->index.header->address_end, 4096), false);
-    return cluster_place(pool->cluster, o->placing, first->pool_bytes, opening_placed, o) == 0;
+    return nodes_place(pool->cluster, o->placing, first->pool_bytes, opening_placed, o) == 0;
 }
 
 /*
@@ -512,7 +512,7 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
         return code;
     }
     bool taken = pool->cluster &&
-                 (r->append ? cluster_append(pool->cluster, r) : cluster_open(pool->cluster, r, canonical));
+                 (r->append ? nodes_append(pool->cluster, r) : nodes_open(pool->cluster, r, canonical));
     if (taken) {
         free(canonical);
         dataset_spec_free(&spec);
@@ -565,7 +565,7 @@ void pool_open(struct pool *pool, struct open_request *r)
     }
     if (address_of(r->uri) == ADDRESS_SET && !r->append) {
         ws = pool_find_name(pool, r->uri + 7, r->uid, r->gid);
-        if (!ws && pool->cluster && cluster_open(pool->cluster, r, NULL))
+        if (!ws && pool->cluster && nodes_open(pool->cluster, r, NULL))
             return;
         code = !ws ? error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`",
                                r->uri + 7)
@@ -599,7 +599,7 @@ void openings_cancel(struct pool *pool)
 void pool_open_forget(struct pool *pool, void *user)
 {
     if (pool->cluster)
-        cluster_open_forget(pool->cluster, user);
+        nodes_open_forget(pool->cluster, user);
     changes_forget(pool, user);
     list_for_each (node, &pool->openings) {
         list_for_each (at, &container_of(node, struct opening, node)->requests) {

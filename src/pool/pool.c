@@ -45,7 +45,7 @@ void wset_advanced(struct wset *ws)
 static void fill_ready(struct wset *ws, struct bytes_out *records)
 {
     if (ws->pool->cluster)
-        cluster_ready(ws->pool->cluster, ws, records);
+        nodes_ready(ws->pool->cluster, ws, records);
 }
 
 int pool_new(struct loop *loop, const struct pool_config *config, struct pool **ret_pool,
@@ -318,7 +318,7 @@ static void superseded_sweep(struct wset *ws)
     if (ws->holders == 0)
         pool_drop(ws->pool, ws, POOL_SWEEP);
     else
-        cluster_let_go(ws->pool->cluster, ws);
+        nodes_release(ws->pool->cluster, ws);
 }
 
 void pool_supersede(struct pool *pool, struct wset *ws)
@@ -338,7 +338,7 @@ void pool_lease(struct wset *ws)
     ws->leases++;
     wset_ref(ws);
     if (ws->pool->cluster)
-        cluster_hold(ws->pool->cluster, ws);
+        nodes_retain(ws->pool->cluster, ws);
 }
 
 void pool_unlease(struct wset *ws)
@@ -359,7 +359,7 @@ void pool_sweep(struct pool *pool, uint32_t uid)
         if (ws->holders == 0)
             pool_drop(pool, ws, POOL_SWEEP);
         else if (pool->cluster) /* or two nodes would keep it for each other, for ever */
-            cluster_let_go(pool->cluster, ws);
+            nodes_release(pool->cluster, ws);
     }
 }
 
@@ -388,7 +388,7 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
             atomic_fetch_add(&pool->leaving_bytes, bytes);
         }
         if (pool->cluster)
-            cluster_forget(pool->cluster, ws, end != POOL_SWEEP, end == POOL_DROP_FORCE);
+            nodes_forget(pool->cluster, ws, end != POOL_SWEEP, end == POOL_DROP_FORCE);
         wset_ref(ws);
         if (ws->replaces && ws->replaces->appender == ws)
             ws->replaces->appender = NULL;

@@ -185,7 +185,7 @@ static void report_piece(struct report *r, uint64_t i, unsigned f, const struct 
     crc = bad ? 0 : crc;
     wset_piece(r->ws, i, f, offset, bytes, crc, status);
     if (r->ws->nnodes)
-        cluster_ready_record(&r->records, i, f, crc, offset, bytes, status);
+        nodes_ready_record(&r->records, i, f, crc, offset, bytes, status);
 }
 
 static void report_part(void *user, uint64_t i, unsigned f, const struct index_part *part, uint64_t offset,
@@ -321,7 +321,7 @@ static void settle(struct wset *ws, struct bytes_out *records)
         wset_failure(ws, i, -EIO, "the daemon never loaded it: an internal error, please report it");
         wset_piece(ws, i, f, 0, 0, 0, -EIO);
         if (ws->nnodes)
-            cluster_ready_record(records, i, f, 0, 0, 0, -EIO);
+            nodes_ready_record(records, i, f, 0, 0, 0, -EIO);
     }
     if (missed)
         log_error("%s: internal error: loading ended without %" PRIu64 " samples, the first is %" PRIu64

@@ -62,7 +62,7 @@ static void reinstalled(void *user, struct peer_reply *reply)
                  r->ws->spec, reply->message);
     /* What was told before it had the set it did not keep. */
     if (reply->status != LEAT_PEER_GONE)
-        cluster_tell_all(r->cluster, r->ws, r->node);
+        nodes_catch_up(r->cluster, r->ws, r->node);
     wset_unref(r->ws);
     free(r);
 }
@@ -75,9 +75,9 @@ static void reinstall(struct cluster *c, struct wset *ws, unsigned n)
         return;
     *r = (struct reinstall){c, wset_ref(ws), n};
     if (ws->remote)
-        cluster_tell_access(c, n, ws->owner_uid, ws->spec, ws->access);
+        nodes_share_access(c, n, ws->owner_uid, ws->spec, ws->access);
     struct bytes_out body = {0};
-    cluster_put_install(ws, 0, &body);
+    nodes_put_install(ws, 0, &body);
     if (body.failed || peer_call(c->links[n].peer, PROTO_INSTALL, &body, ws->index.blob, ws->index.blob_bytes,
                                  reinstall_sent, reinstalled, r) < 0) {
         wset_unref(ws);
@@ -111,7 +111,7 @@ static void resync_answer(void *user, struct peer_reply *reply)
     free(r);
 }
 
-void cluster_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags)
+void nodes_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags)
 {
     struct resync *r = cluster_is_up(c, n) ? malloc(sizeof(*r)) : NULL;
     if (!r)
@@ -159,7 +159,7 @@ static void link_incarnation(struct link *link, uint64_t incarnation)
     if (link->incarnation && incarnation != link->incarnation) {
         log_info("node %s was started anew", c->config.nodes[n]);
         node_lost(c, n);
-        cluster_end_doubt(c, n);
+        nodes_confirm(c, n);
     }
     link->incarnation = incarnation;
 }
@@ -221,10 +221,10 @@ static void link_introduced(struct link *link)
         struct wset *ws = container_of(node, struct wset, node);
         if (ws->nnodes == 0)
             continue;
-        cluster_tell_commit(c, ws, n); /* before all else: it may have prepared the set and not heard of it */
-        cluster_tell_all(c, ws, n);
+        nodes_send_commit(c, ws, n); /* before all else: it may have prepared the set and not heard of it */
+        nodes_catch_up(c, ws, n);
         if (cluster_hosts(ws, n))
-            cluster_resync(c, ws, n, RESYNC_TELL | (ws->holding ? RESYNC_HOLD : 0));
+            nodes_resync(c, ws, n, RESYNC_TELL | (ws->holding ? RESYNC_HOLD : 0));
     }
 }
 
@@ -285,12 +285,12 @@ static void tick(struct loop_timer *timer)
         struct wset *ws = container_of(node, struct wset, node);
         for (unsigned n = 0; ws->lost_nodes && !ws->prepared && n < c->config.nnodes; n++) {
             if ((ws->lost_nodes & ~ws->resyncing) >> n & 1)
-                cluster_resync(c, ws, n, 0);
+                nodes_resync(c, ws, n, 0);
         }
     }
     accesses_tick(c->pool);
-    cluster_drop_orphans(c);
-    cluster_end_doubts(c);
+    nodes_drop_orphans(c);
+    nodes_expire_unconfirmed(c);
     loop_timer_set(c->loop, &c->tick, clock_now_ns() + TICK_NS);
 }
 
@@ -417,8 +417,8 @@ void cluster_node(const struct cluster *c, unsigned n, struct cluster_node_view 
 
 /* --- who fills what is told -------------------------------------------------------------------------------------- */
 
-void cluster_ready_record(struct bytes_out *out, uint64_t sample, uint32_t field, uint32_t crc,
-                          uint64_t offset, uint64_t bytes, int status)
+void nodes_ready_record(struct bytes_out *out, uint64_t sample, uint32_t field, uint32_t crc, uint64_t offset,
+                        uint64_t bytes, int status)
 {
     bytes_put_u64(out, sample);
     bytes_put_u32(out, field);
@@ -445,17 +445,17 @@ static void ready_on_loop(void *arg)
         if (!cluster_is_up(c, n))
             continue;
         if (p->records.len + peer_queued(c->links[n].peer) > READY_QUEUED)
-            cluster_tell_all(c, p->ws, n);
+            nodes_catch_up(c, p->ws, n);
         else
-            cluster_send_records(c, p->ws, n, p->records.data, p->records.len, record_sent, NULL);
+            nodes_send_records(c, p->ws, n, p->records.data, p->records.len, record_sent, NULL);
     }
     wset_unref(p->ws);
     bytes_out_fini(&p->records);
     free(p);
 }
 
-void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const void *records, size_t bytes,
-                          void (*done)(void *user, int status), void *user)
+void nodes_send_records(struct cluster *c, struct wset *ws, unsigned n, const void *records, size_t bytes,
+                        void (*done)(void *user, int status), void *user)
 {
     struct bytes_out body = {0};
     bytes_put(&body, ws->uuid, PROTO_UUID);
@@ -465,7 +465,7 @@ void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const 
     bytes_out_fini(&body);
 }
 
-void cluster_ready(struct cluster *c, struct wset *ws, struct bytes_out *records)
+void nodes_ready(struct cluster *c, struct wset *ws, struct bytes_out *records)
 {
     struct ready_post *p = records->failed ? NULL : malloc(sizeof(*p));
     if (p) {
@@ -519,7 +519,7 @@ static void described(void *user, struct peer_reply *reply)
         return;
     }
     int code = reply->status < 0 ? error_set(&err, reply->status, "%s", reply->message)
-                                 : cluster_adopt(d->cluster, reply, adopted, d, &err);
+                                 : nodes_adopt(d->cluster, reply, adopted, d, &err);
     if (code < 0)
         describe_end(d, NULL, &err);
 }
@@ -554,7 +554,7 @@ static int describe_put(struct cluster *c, unsigned n, const struct open_request
     bytes_put(body, head.data, head.len);
     int code = head.failed || open.failed || body->failed ? -ENOMEM : 0;
     if (code == 0 && access_signed(r->access))
-        code = cluster_seal_access(c, n, r->access, head.data, head.len, body);
+        code = nodes_seal_access(c, n, r->access, head.data, head.len, body);
     bytes_out_fini(&head);
     bytes_out_fini(&open);
     return code;
@@ -599,7 +599,7 @@ static void describe_next(struct describing *d)
         describe_next(d);
 }
 
-bool cluster_open(struct cluster *c, struct open_request *r, const char *spec)
+bool nodes_open(struct cluster *c, struct open_request *r, const char *spec)
 {
     if (r->local || (spec && coordinator(c, spec, 0) == c->self))
         return false;
@@ -626,7 +626,7 @@ static unsigned append_node(const struct cluster *c, const struct wset *ws)
     return c->self;
 }
 
-bool cluster_append(struct cluster *c, struct open_request *r)
+bool nodes_append(struct cluster *c, struct open_request *r)
 {
     const struct wset *ws = pool_find_name(c->pool, r->name, r->uid, r->gid);
     unsigned n = ws ? append_node(c, ws) : UINT32_MAX;
@@ -639,7 +639,7 @@ bool cluster_append(struct cluster *c, struct open_request *r)
     return true;
 }
 
-void cluster_open_forget(struct cluster *c, const void *user)
+void nodes_open_forget(struct cluster *c, const void *user)
 {
     list_for_each (node, &c->describing) {
         struct describing *d = container_of(node, struct describing, node);
@@ -650,7 +650,7 @@ void cluster_open_forget(struct cluster *c, const void *user)
 
 /* --- ending ---------------------------------------------------------------------------------------------------------- */
 
-void cluster_send_forget(struct cluster *c, const struct wset *ws, unsigned n, bool end, bool force)
+void nodes_send_forget(struct cluster *c, const struct wset *ws, unsigned n, bool end, bool force)
 {
     struct bytes_out body = {0};
     bytes_put(&body, ws->uuid, PROTO_UUID);
@@ -659,30 +659,30 @@ void cluster_send_forget(struct cluster *c, const struct wset *ws, unsigned n, b
     bytes_out_fini(&body);
 }
 
-void cluster_forget(struct cluster *c, struct wset *ws, bool end, bool force)
+void nodes_forget(struct cluster *c, struct wset *ws, bool end, bool force)
 {
     for (unsigned n = 0; ws->nnodes && n < c->config.nnodes; n++) {
         if (n != c->self)
-            cluster_send_forget(c, ws, n, end, force);
+            nodes_send_forget(c, ws, n, end, force);
     }
 }
 
-void cluster_let_go(struct cluster *c, struct wset *ws)
+void nodes_release(struct cluster *c, struct wset *ws)
 {
     if (ws->nnodes == 0 || !ws->holding)
         return;
     ws->holding = false;
-    cluster_forget(c, ws, false, false);
+    nodes_forget(c, ws, false, false);
 }
 
-void cluster_hold(struct cluster *c, struct wset *ws)
+void nodes_retain(struct cluster *c, struct wset *ws)
 {
     if (ws->nnodes == 0 || ws->holding)
         return;
     ws->holding = true;
     for (unsigned n = 0; n < c->config.nnodes; n++) {
         if (n != c->self && cluster_hosts(ws, n))
-            cluster_resync(c, ws, n, RESYNC_HOLD);
+            nodes_resync(c, ws, n, RESYNC_HOLD);
     }
 }
 
@@ -776,7 +776,7 @@ static void dial_down(struct peer *peer, int status, const char *message)
     /* It let go of the set and we did not hear of it: asked, it says so, and is told to hold it again. */
     struct wset *ws = status == LEAT_STALE ? pool_find_uuid(d->cluster->pool, d->uuid) : NULL;
     if (ws)
-        cluster_resync(d->cluster, ws, d->to, RESYNC_TELL | (ws->holding ? RESYNC_HOLD : 0));
+        nodes_resync(d->cluster, ws, d->to, RESYNC_TELL | (ws->holding ? RESYNC_HOLD : 0));
     if (d->done)
         dial_end(d, status, message);
 }

@@ -44,26 +44,25 @@ static inline bool cluster_refused(int code)
 }
 
 /* An OPEN by source or name that another node coordinates, or may know: true when the request was taken. */
-bool cluster_open(struct cluster *cluster, struct open_request *request, const char *canonical_spec);
+bool nodes_open(struct cluster *cluster, struct open_request *request, const char *canonical_spec);
 /* The requester is gone. */
-void cluster_open_forget(struct cluster *cluster, const void *user);
+void nodes_open_forget(struct cluster *cluster, const void *user);
 /* An APPEND to a set that another node is to lengthen, or may know: true when the request was taken. */
-bool cluster_append(struct cluster *cluster, struct open_request *request);
+bool nodes_append(struct cluster *cluster, struct open_request *request);
 /* Places ws (not on any list yet; its first reference is taken, also on failure) over the live nodes, and commits it on all of them
  * or none. done: on the loop, maybe at once; NULL: it is there. ws->replaces is the version before, whose hosts must be alive. */
-typedef pool_prepared_fn cluster_placed_fn;
-int cluster_place(struct cluster *cluster, struct wset *ws, uint64_t limit, cluster_placed_fn done,
-                  void *user);
+typedef pool_prepared_fn nodes_placed_fn;
+int nodes_place(struct cluster *cluster, struct wset *ws, uint64_t limit, nodes_placed_fn done, void *user);
 /* Nobody here uses ws any more; it stays for those who hold it here. Somebody does again. */
-void cluster_let_go(struct cluster *cluster, struct wset *ws);
-void cluster_hold(struct cluster *cluster, struct wset *ws);
+void nodes_release(struct cluster *cluster, struct wset *ws);
+void nodes_retain(struct cluster *cluster, struct wset *ws);
 /* The set is gone from this node: hosts are told. `end`: it was dropped by name, for all. */
-void cluster_forget(struct cluster *cluster, struct wset *ws, bool end, bool force);
+void nodes_forget(struct cluster *cluster, struct wset *ws, bool end, bool force);
 /* Pieces that this node filled, as proto READY records; any thread. Takes the buffer. */
 struct bytes_out;
-void cluster_ready(struct cluster *cluster, struct wset *ws, struct bytes_out *records);
-void cluster_ready_record(struct bytes_out *out, uint64_t sample, uint32_t field, uint32_t crc,
-                          uint64_t offset, uint64_t bytes, int status);
+void nodes_ready(struct cluster *cluster, struct wset *ws, struct bytes_out *records);
+void nodes_ready_record(struct bytes_out *out, uint64_t sample, uint32_t field, uint32_t crc, uint64_t offset,
+                        uint64_t bytes, int status);
 /* An authenticated data connection to a node of ws, for a client: done(user, fd or -errno, message) later. By one rail of it, from our
  * interface in that subnet, or by whichever address answers. */
 #define CLUSTER_ANY_RAIL UINT32_MAX
@@ -74,7 +73,7 @@ int cluster_dial(struct cluster *cluster, struct wset *ws, uint32_t node, uint32
 /* A message on a connection that another node made to us. 0 or -errno (the connection is closed). */
 int cluster_message(struct cluster *cluster, struct client *client, struct conn_message *message);
 /* That connection ended. */
-void cluster_client_gone(struct cluster *cluster, struct client *client);
+void nodes_client_gone(struct cluster *cluster, struct client *client);
 
 /* For status. */
 struct cluster_node_view {

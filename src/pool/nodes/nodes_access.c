@@ -26,8 +26,8 @@ static void head_put(struct bytes_out *body, uint32_t uid, const char *spec)
     bytes_put_str(body, spec);
 }
 
-int cluster_seal_access(struct cluster *c, unsigned n, struct access *access, const void *aad, size_t aad_len,
-                        struct bytes_out *out)
+int nodes_seal_access(struct cluster *c, unsigned n, struct access *access, const void *aad, size_t aad_len,
+                      struct bytes_out *out)
 {
     struct bytes_out text = {0};
     int code = access_put(access, &text);
@@ -39,8 +39,8 @@ int cluster_seal_access(struct cluster *c, unsigned n, struct access *access, co
     return code;
 }
 
-int cluster_unseal_access(struct client *client, const void *aad, size_t aad_len, const void *sealed,
-                          size_t len, struct access **ret_access)
+int nodes_unseal_access(struct client *client, const void *aad, size_t aad_len, const void *sealed,
+                        size_t len, struct access **ret_access)
 {
     uint8_t *text;
     size_t n;
@@ -59,7 +59,7 @@ int cluster_unseal_access(struct client *client, const void *aad, size_t aad_len
     return code < 0 ? code : access_new(&m, !client->server->pool->config.opener.system, ret_access);
 }
 
-void cluster_tell_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access)
+void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access)
 {
     if (!cluster_is_up(c, n) || !access_signed(access))
         return;
@@ -72,7 +72,7 @@ void cluster_tell_access(struct cluster *c, unsigned n, uint32_t uid, const char
         size_t len = body.len;
         if (head)
             memcpy(head, body.data, len);
-        code = head ? cluster_seal_access(c, n, access, head, len, &body) : -ENOMEM;
+        code = head ? nodes_seal_access(c, n, access, head, len, &body) : -ENOMEM;
     }
     if (code == 0 && !body.failed)
         peer_event(c->links[n].peer, PROTO_ACCESS, &body);
@@ -82,13 +82,13 @@ void cluster_tell_access(struct cluster *c, unsigned n, uint32_t uid, const char
     bytes_out_fini(&body);
 }
 
-void cluster_tell_access_all(struct cluster *c, uint32_t uid, const char *spec, struct access *access)
+void nodes_share_access_all(struct cluster *c, uint32_t uid, const char *spec, struct access *access)
 {
     for (unsigned n = 0; n < c->config.nnodes; n++)
-        cluster_tell_access(c, n, uid, spec, access);
+        nodes_share_access(c, n, uid, spec, access);
 }
 
-int cluster_on_access(struct cluster *c, struct client *client, struct conn_message *m)
+int nodes_on_access(struct cluster *c, struct client *client, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     uint32_t uid = bytes_get_u32(&in);
@@ -98,7 +98,7 @@ int cluster_on_access(struct cluster *c, struct client *client, struct conn_mess
     struct access *access;
     size_t head = in.pos;
     int code =
-        cluster_unseal_access(client, m->body, head, m->body + head, m->frame.body_bytes - head, &access);
+        nodes_unseal_access(client, m->body, head, m->body + head, m->frame.body_bytes - head, &access);
     if (code < 0)
         return code;
     accesses_told(c->pool, uid, spec, access);

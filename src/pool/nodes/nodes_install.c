@@ -38,7 +38,7 @@ struct arrival {
     struct wset *ws; /* validated; the reference is ours until it is listed */
     struct leat_error err;
     /* of a DESCRIBE */
-    cluster_adopted_fn adopted;
+    nodes_adopted_fn adopted;
     void *user;
     /* of an INSTALL */
     struct client *client; /* until the payload is here: its end comes before that of the client */
@@ -143,7 +143,7 @@ static int replica_list(struct cluster *c, struct wset *ws, struct leat_error *e
         if (n == c->self || !cluster_hosts(ws, n))
             continue;
         if (cluster_is_up(c, n))
-            cluster_resync(c, ws, n, RESYNC_TELL | RESYNC_HOLD);
+            nodes_resync(c, ws, n, RESYNC_TELL | RESYNC_HOLD);
         else
             wset_node_lost(ws, n);
     }
@@ -166,7 +166,7 @@ static void adopt_validated(struct work *work)
     struct wset *known = a->err.code == 0 ? pool_find_uuid(c->pool, a->m.uuid) : NULL;
     if (known) { /* another request was faster */
         wset_unref(ws);
-        cluster_commit(c, known);
+        nodes_commit(c, known);
         adopt_end(a, known);
         return;
     }
@@ -179,8 +179,8 @@ static void adopt_validated(struct work *work)
     adopt_end(a, ws);
 }
 
-int cluster_adopt(struct cluster *c, struct peer_reply *reply, cluster_adopted_fn done, void *user,
-                  struct leat_error *err)
+int nodes_adopt(struct cluster *c, struct peer_reply *reply, nodes_adopted_fn done, void *user,
+                struct leat_error *err)
 {
     struct arrival *a = calloc(1, sizeof(*a));
     if (!a)
@@ -196,7 +196,7 @@ int cluster_adopt(struct cluster *c, struct peer_reply *reply, cluster_adopted_f
         code = error_set(err, LEAT_CORRUPT, "a node sent a broken description of a set");
     struct wset *known = code == 0 ? pool_find_uuid(c->pool, a->m.uuid) : NULL;
     if (known) {
-        cluster_commit(c, known); /* or it would not have been described */
+        nodes_commit(c, known); /* or it would not have been described */
         adopt_end(a, known);
         return 0;
     }
@@ -290,7 +290,7 @@ static void install_go(struct arrival *a)
         code = error_set(&a->err, LEAT_INVALID, "there is another working set '%s' here: drop it first",
                          ws->name);
     if (code == 0)
-        cluster_holder(ws, client);
+        nodes_holder(ws, client);
     if (code == 0 && (a->flags & INSTALL_PREPARE)) {
         ws->replaces = old ? wset_ref(old) : NULL;
         ws->first_new_address = old ? a->first_new_address : 0;
@@ -372,7 +372,7 @@ static void install_arrived(void *user, int status)
         work_start(a->cluster->pool, &a->work);
 }
 
-int cluster_on_install(struct cluster *c, struct client *client, struct conn_message *m)
+int nodes_on_install(struct cluster *c, struct client *client, struct conn_message *m)
 {
     if (m->frame.payload_bytes == 0 || m->frame.payload_bytes > INDEX_BLOB_MAX)
         return LEAT_CORRUPT;

@@ -54,57 +54,56 @@ struct resync {
 };
 
 /* The node that this is a connection of keeps ws here; nothing when it has not said which one it is. */
-void cluster_holder(struct wset *ws, const struct client *client);
+void nodes_holder(struct wset *ws, const struct client *client);
 /* Of those who held sets here and did not come back in time. */
-void cluster_end_doubts(struct cluster *c);
+void nodes_expire_unconfirmed(struct cluster *c);
 /* Node n was started anew: what the one before it held here is not held any more. */
-void cluster_end_doubt(struct cluster *c, unsigned n);
+void nodes_confirm(struct cluster *c, unsigned n);
 bool cluster_is_up(const struct cluster *c, unsigned n);
 void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body);
 #define RECORD_BYTES 36u
 /* `bytes` of records as one message, to a node that is up; done: when it was sent or dropped, which may be at once. */
-void cluster_send_records(struct cluster *c, struct wset *ws, unsigned n, const void *records, size_t bytes,
-                          void (*done)(void *user, int status), void *user);
-void cluster_send_forget(struct cluster *c, const struct wset *ws, unsigned n, bool end, bool force);
+void nodes_send_records(struct cluster *c, struct wset *ws, unsigned n, const void *records, size_t bytes,
+                        void (*done)(void *user, int status), void *user);
+void nodes_send_forget(struct cluster *c, const struct wset *ws, unsigned n, bool end, bool force);
 /* Does node n hold regions of ws? */
 bool cluster_hosts(const struct wset *ws, unsigned n);
 /* Everything that this node has filled of ws, to node n, portion by portion as it is sent, and set by set. Nothing to one that is
  * not up: it is told when it is. */
-void cluster_tell_all(struct cluster *c, struct wset *ws, unsigned n);
+void nodes_catch_up(struct cluster *c, struct wset *ws, unsigned n);
 /* Asks node n whether it has its regions of ws: RESYNC_*. */
-void cluster_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags);
+void nodes_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags);
 /* proto_ws of a set, for INSTALL and DESCRIBE. */
-void cluster_describe(const struct wset *ws, struct bytes_out *out);
+void nodes_describe(const struct wset *ws, struct bytes_out *out);
 int cluster_name_nodes(struct cluster *c, struct wset *ws);
 #define INSTALL_PREPARE 1u /* and wait for COMMIT; else it begins to fill */
 /* proto_ws of a set with what INSTALL says behind it. */
-void cluster_put_install(const struct wset *ws, uint32_t flags, struct bytes_out *body);
-int cluster_on_install(struct cluster *c, struct client *client, struct conn_message *m);
+void nodes_put_install(const struct wset *ws, uint32_t flags, struct bytes_out *body);
+int nodes_on_install(struct cluster *c, struct client *client, struct conn_message *m);
 void cluster_end_arrivals(struct cluster *c);
 /* Here, and to all nodes; nothing when it is committed already. */
-void cluster_commit(struct cluster *c, struct wset *ws);
+void nodes_commit(struct cluster *c, struct wset *ws);
 /* To one node, that may have missed it. */
-void cluster_tell_commit(struct cluster *c, const struct wset *ws, unsigned n);
-int cluster_on_commit(struct cluster *c, struct bytes_in *in);
+void nodes_send_commit(struct cluster *c, const struct wset *ws, unsigned n);
+int nodes_on_commit(struct cluster *c, struct bytes_in *in);
 /* The node that was to commit it is gone; those for whom nobody has done it since. */
-void cluster_orphan(struct wset *ws);
-void cluster_drop_orphans(struct cluster *c);
+void nodes_orphan(struct wset *ws);
+void nodes_drop_orphans(struct cluster *c);
 /* nodes_access.c. Sealed to `aad`, for node n: appended to `out`. -ENOTCONN */
-int cluster_seal_access(struct cluster *c, unsigned n, struct access *access, const void *aad, size_t aad_len,
-                        struct bytes_out *out);
+int nodes_seal_access(struct cluster *c, unsigned n, struct access *access, const void *aad, size_t aad_len,
+                      struct bytes_out *out);
 /* What a node sent us so; the reference is the caller's. LEAT_CORRUPT: it ends the connection. */
-int cluster_unseal_access(struct client *client, const void *aad, size_t aad_len, const void *sealed,
-                          size_t len, struct access **ret_access);
+int nodes_unseal_access(struct client *client, const void *aad, size_t aad_len, const void *sealed,
+                        size_t len, struct access **ret_access);
 /* How a user reads a source: to one node that is up, to all of them. Nothing when there are no credentials in it. */
-void cluster_tell_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec,
-                         struct access *access);
-void cluster_tell_access_all(struct cluster *c, uint32_t uid, const char *spec, struct access *access);
-int cluster_on_access(struct cluster *c, struct client *client, struct conn_message *m);
+void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access);
+void nodes_share_access_all(struct cluster *c, uint32_t uid, const char *spec, struct access *access);
+int nodes_on_access(struct cluster *c, struct client *client, struct conn_message *m);
 int cluster_refuse(struct client *client, uint16_t type, uint64_t id, const struct leat_error *err);
 int cluster_accept(struct client *client, uint16_t type, uint64_t id);
 /* A set that another node described: ours already, or a replica of it. reply->payload_fd is taken. done: later or at once. */
-typedef void (*cluster_adopted_fn)(void *user, struct wset *ws, const struct leat_error *err);
-int cluster_adopt(struct cluster *c, struct peer_reply *reply, cluster_adopted_fn done, void *user,
-                  struct leat_error *err);
+typedef void (*nodes_adopted_fn)(void *user, struct wset *ws, const struct leat_error *err);
+int nodes_adopt(struct cluster *c, struct peer_reply *reply, nodes_adopted_fn done, void *user,
+                struct leat_error *err);
 
 #endif

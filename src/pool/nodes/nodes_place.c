@@ -26,7 +26,7 @@ struct placing {
     struct cluster *cluster;
     struct wset *ws; /* a reference */
     uint64_t limit;
-    cluster_placed_fn done;
+    nodes_placed_fn done;
     void *user;
     unsigned waiting;
     uint64_t free_bytes[CLUSTER_NODES_MAX];
@@ -54,7 +54,7 @@ static void tell_commit(struct cluster *c, const uint8_t uuid[PROTO_UUID], const
     bytes_out_fini(&body);
 }
 
-void cluster_tell_commit(struct cluster *c, const struct wset *ws, unsigned n)
+void nodes_send_commit(struct cluster *c, const struct wset *ws, unsigned n)
 {
     static const uint8_t none[PROTO_UUID];
     if (ws->prepared || !cluster_hosts(ws, n))
@@ -66,7 +66,7 @@ void cluster_tell_commit(struct cluster *c, const struct wset *ws, unsigned n)
     bytes_out_fini(&body);
 }
 
-void cluster_commit(struct cluster *c, struct wset *ws)
+void nodes_commit(struct cluster *c, struct wset *ws)
 {
     uint8_t old[PROTO_UUID] = {0};
     if (!ws->prepared || ws->preparing)
@@ -77,26 +77,26 @@ void cluster_commit(struct cluster *c, struct wset *ws)
     tell_commit(c, ws->uuid, old);
 }
 
-int cluster_on_commit(struct cluster *c, struct bytes_in *in)
+int nodes_on_commit(struct cluster *c, struct bytes_in *in)
 {
     const uint8_t *uuid = bytes_get(in, PROTO_UUID), *old = bytes_get(in, PROTO_UUID);
     if (bytes_in_done(in) < 0)
         return LEAT_CORRUPT;
     struct wset *ws = pool_find_uuid(c->pool, uuid), *before = pool_find_uuid(c->pool, old);
     if (ws)
-        cluster_commit(c, ws);
+        nodes_commit(c, ws);
     else if (before)
         pool_supersede(c->pool, before);
     return 0;
 }
 
-void cluster_orphan(struct wset *ws)
+void nodes_orphan(struct wset *ws)
 {
     if (ws->prepared && !ws->orphaned_ns)
         ws->orphaned_ns = clock_now_ns();
 }
 
-void cluster_drop_orphans(struct cluster *c)
+void nodes_drop_orphans(struct cluster *c)
 {
     list_for_each_safe (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
@@ -133,11 +133,11 @@ static void placing_end(struct placing *p)
     if (p->err.code == 0)
         p->err.code = hosts_check(p);
     if (p->err.code == 0) {
-        cluster_commit(c, ws);
+        nodes_commit(c, ws);
     } else {
         for (unsigned n = 0; n < c->config.nnodes; n++) {
             if (p->accepted[n])
-                cluster_send_forget(c, ws, n, true, true);
+                nodes_send_forget(c, ws, n, true, true);
         }
         if (ws->prepared)
             pool_drop(c->pool, ws, POOL_SWEEP);
@@ -174,10 +174,10 @@ static void blob_sent(void *user, int status)
     free(call);
 }
 
-void cluster_put_install(const struct wset *ws, uint32_t flags, struct bytes_out *body)
+void nodes_put_install(const struct wset *ws, uint32_t flags, struct bytes_out *body)
 {
     static const uint8_t none[PROTO_UUID];
-    cluster_describe(ws, body);
+    nodes_describe(ws, body);
     bytes_put_u32(body, flags);
     bytes_put_u64(body, ws->replaces ? ws->first_new_address : 0);
     bytes_put(body, ws->replaces ? ws->replaces->uuid : none, PROTO_UUID);
@@ -190,9 +190,9 @@ static int install_on(struct placing *p, unsigned n)
         return -ENOMEM;
     *call = (struct placing_call){p, n, wset_ref(p->ws), 2};
     if (p->ws->remote)
-        cluster_tell_access(p->cluster, n, p->ws->owner_uid, p->ws->spec, p->ws->access);
+        nodes_share_access(p->cluster, n, p->ws->owner_uid, p->ws->spec, p->ws->access);
     struct bytes_out body = {0};
-    cluster_put_install(p->ws, INSTALL_PREPARE, &body);
+    nodes_put_install(p->ws, INSTALL_PREPARE, &body);
     int code = body.failed ? -ENOMEM
                            : peer_call(p->cluster->links[n].peer, PROTO_INSTALL, &body, p->ws->index.blob,
                                        p->ws->index.blob_bytes, blob_sent, installed, call);
@@ -341,7 +341,7 @@ static void offered(void *user, struct peer_reply *reply)
         offers_complete(p);
 }
 
-int cluster_place(struct cluster *c, struct wset *ws, uint64_t limit, cluster_placed_fn done, void *user)
+int nodes_place(struct cluster *c, struct wset *ws, uint64_t limit, nodes_placed_fn done, void *user)
 {
     struct placing *p = calloc(1, sizeof(*p));
     if (!p) {

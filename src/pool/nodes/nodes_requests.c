@@ -59,7 +59,7 @@ static int on_node(struct cluster *c, struct client *client, struct conn_message
     return 0;
 }
 
-void cluster_describe(const struct wset *ws, struct bytes_out *out)
+void nodes_describe(const struct wset *ws, struct bytes_out *out)
 {
     struct proto_ws m = {.generation = atomic_load(&ws->live->generation),
                          .version = ws->version,
@@ -108,8 +108,8 @@ static void describe_opened(struct open_request *r, struct wset *ws, const struc
         return;
     }
     struct bytes_out body = {0};
-    cluster_describe(ws, &body);
-    cluster_holder(ws, client);
+    nodes_describe(ws, &body);
+    nodes_holder(ws, client);
     conn_send_payload(client->conn, PROTO_REPLY, r->type, r->id, &body, ws->index.blob, ws->index.blob_bytes,
                       describe_sent, wset_ref(ws));
     bytes_out_fini(&body);
@@ -127,7 +127,7 @@ static int on_describe(struct cluster *c, struct client *client, struct conn_mes
     if (code < 0)
         return code;
     if (bytes_left(&in) > 0)
-        code = cluster_unseal_access(client, m->body, in.pos, m->body + in.pos, bytes_left(&in), &access);
+        code = nodes_unseal_access(client, m->body, in.pos, m->body + in.pos, bytes_left(&in), &access);
     struct open_request *r = code == 0 ? calloc(1, sizeof(*r)) : NULL;
     if (r)
         *r = (struct open_request){.flags = o.flags,
@@ -174,7 +174,7 @@ static void tell_part(void *user, uint64_t i, unsigned f, const struct index_par
     struct telling *t = user;
     struct wset *ws = t->ws;
     if (wset_sample_state(ws, i) == LIVE_FAILED) {
-        cluster_ready_record(&t->records, i, f, 0, offset, bytes, wset_failure_get(ws, i, NULL));
+        nodes_ready_record(&t->records, i, f, 0, offset, bytes, wset_failure_get(ws, i, NULL));
         return;
     }
     /* A whole part's CRC is on record; a piece of one is computed again. */
@@ -192,13 +192,13 @@ static void tell_part(void *user, uint64_t i, unsigned f, const struct index_par
             at += n;
         }
     }
-    cluster_ready_record(&t->records, i, f, crc, offset, bytes, 0);
+    nodes_ready_record(&t->records, i, f, crc, offset, bytes, 0);
 }
 
 /* Also of samples that are not whole yet: the rest is told by whoever holds it. */
 static void tell_piece(void *user, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc)
 {
-    cluster_ready_record(&((struct telling *)user)->records, i, f, crc, offset, bytes, 0);
+    nodes_ready_record(&((struct telling *)user)->records, i, f, crc, offset, bytes, 0);
 }
 
 static void tell_pushed(struct telling *t)
@@ -277,8 +277,8 @@ static void tell_on(struct link *link)
             size_t bytes = MIN(TELL_BYTES, t->records.len - t->sent);
             t->sent += bytes;
             t->out = true;
-            cluster_send_records(link->cluster, t->ws, (unsigned)(link - link->cluster->links), from, bytes,
-                                 tell_sent, t); /* which may be the end of it */
+            nodes_send_records(link->cluster, t->ws, (unsigned)(link - link->cluster->links), from, bytes,
+                               tell_sent, t); /* which may be the end of it */
             return;
         }
         t->at = 0;
@@ -303,7 +303,7 @@ static void tell_sent(void *user, int status)
         telling_free(container_of(node, struct telling, node));
 }
 
-void cluster_tell_all(struct cluster *c, struct wset *ws, unsigned n)
+void nodes_catch_up(struct cluster *c, struct wset *ws, unsigned n)
 {
     struct link *link = &c->links[n];
     if (!cluster_is_up(c, n))
@@ -349,9 +349,9 @@ static int on_resync(struct cluster *c, struct client *client, struct conn_messa
         return cluster_refuse(client, m->frame.type, m->frame.id, &err);
     }
     if (flags & RESYNC_HOLD)
-        cluster_holder(ws, client);
+        nodes_holder(ws, client);
     if (flags & RESYNC_TELL)
-        cluster_tell_all(c, ws, client->peer_node);
+        nodes_catch_up(c, ws, client->peer_node);
     struct bytes_out body = {0};
     bytes_put_u32(&body, atomic_load(&ws->pending_bytes) == 0);
     conn_send(client->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
@@ -383,7 +383,7 @@ static int on_ready(struct cluster *c, struct client *client, struct conn_messag
     return bytes_in_done(&in) < 0 ? LEAT_CORRUPT : 0;
 }
 
-void cluster_holder(struct wset *ws, const struct client *client)
+void nodes_holder(struct wset *ws, const struct client *client)
 {
     const unsigned n = client->peer_node;
     static_assert(ARRAY_LEN(ws->held_by) == CLUSTER_NODES_MAX, "one for each node");
@@ -391,15 +391,15 @@ void cluster_holder(struct wset *ws, const struct client *client)
         return;
     ws->held_by[n] = client->serial;
     ws->holders |= 1ull << n;
-    ws->doubted &= ~(1ull << n);
+    ws->unconfirmed &= ~(1ull << n);
 }
 
 static void holder_gone(struct cluster *c, struct wset *ws, unsigned n)
 {
     ws->holders &= ~(1ull << n);
-    ws->doubted &= ~(1ull << n);
+    ws->unconfirmed &= ~(1ull << n);
     if (ws->prepared && n == ws->placer)
-        cluster_orphan(ws);
+        nodes_orphan(ws);
     if (!ws->prepared && ws->holders == 0 && ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT))
         pool_drop(c->pool, ws, POOL_SWEEP);
 }
@@ -407,7 +407,7 @@ static void holder_gone(struct cluster *c, struct wset *ws, unsigned n)
 static int on_commit(struct cluster *c, struct client *client, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    return cluster_on_commit(c, &in);
+    return nodes_on_commit(c, &in);
 }
 
 static int on_forget(struct cluster *c, struct client *client, struct conn_message *m)
@@ -430,7 +430,7 @@ static int on_forget(struct cluster *c, struct client *client, struct conn_messa
  * has a single address is as good as dead. What it said on a connection that it made since stays: when a link was silent, both ends may
  * find out that the old one is dead in either order.
  */
-void cluster_client_gone(struct cluster *c, struct client *client)
+void nodes_client_gone(struct cluster *c, struct client *client)
 {
     unsigned n = client->peer_node;
     if (n >= c->config.nnodes)
@@ -443,28 +443,28 @@ void cluster_client_gone(struct cluster *c, struct client *client)
         if (!(ws->holders >> n & 1) || ws->held_by[n] != client->serial)
             continue;
         if (others)
-            ws->doubted |= 1ull << n;
+            ws->unconfirmed |= 1ull << n;
         else
             holder_gone(c, ws, n);
     }
 }
 
-void cluster_end_doubt(struct cluster *c, unsigned n)
+void nodes_confirm(struct cluster *c, unsigned n)
 {
     c->links[n].gone_ns = 0;
     list_for_each_safe (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (ws->doubted >> n & 1)
+        if (ws->unconfirmed >> n & 1)
             holder_gone(c, ws, n);
     }
 }
 
-void cluster_end_doubts(struct cluster *c)
+void nodes_expire_unconfirmed(struct cluster *c)
 {
     for (unsigned n = 0; n < c->config.nnodes; n++) {
         const struct link *link = &c->links[n];
         if (link->gone_ns && clock_now_ns() - link->gone_ns >= DOUBT_NS)
-            cluster_end_doubt(c, n);
+            nodes_confirm(c, n);
     }
 }
 
@@ -475,11 +475,11 @@ int cluster_message(struct cluster *c, struct client *client, struct conn_messag
         uint8_t kind;
         int (*handle)(struct cluster *, struct client *, struct conn_message *);
     } table[] = {
-        {PROTO_NODE, PROTO_REQUEST, on_node},           {PROTO_INSTALL, PROTO_REQUEST, cluster_on_install},
-        {PROTO_APPEND, PROTO_REQUEST, on_describe},     {PROTO_COMMIT, PROTO_EVENT, on_commit},
-        {PROTO_DESCRIBE, PROTO_REQUEST, on_describe},   {PROTO_RESYNC, PROTO_REQUEST, on_resync},
-        {PROTO_READY, PROTO_EVENT, on_ready},           {PROTO_FORGET, PROTO_EVENT, on_forget},
-        {PROTO_ACCESS, PROTO_EVENT, cluster_on_access},
+        {PROTO_NODE, PROTO_REQUEST, on_node},         {PROTO_INSTALL, PROTO_REQUEST, nodes_on_install},
+        {PROTO_APPEND, PROTO_REQUEST, on_describe},   {PROTO_COMMIT, PROTO_EVENT, on_commit},
+        {PROTO_DESCRIBE, PROTO_REQUEST, on_describe}, {PROTO_RESYNC, PROTO_REQUEST, on_resync},
+        {PROTO_READY, PROTO_EVENT, on_ready},         {PROTO_FORGET, PROTO_EVENT, on_forget},
+        {PROTO_ACCESS, PROTO_EVENT, nodes_on_access},
     };
     for (unsigned k = 0; k < ARRAY_LEN(table); k++) {
         if (table[k].type == m->frame.type && table[k].kind == m->frame.kind)

@@ -241,7 +241,7 @@ static void test_tells_why(void **state)
     wset_failure(o.ws, i, LEAT_CORRUPT, "a checksum is wrong");
     wset_piece(o.ws, i, 0, 0, 0, 0, LEAT_CORRUPT);
     assert_int_equal(wset_sample_state(o.ws, i), LIVE_FAILED);
-    cluster_tell_all(h[0].cluster, o.ws, 1);
+    nodes_catch_up(h[0].cluster, o.ws, 1);
     while (wset_sample_state(theirs, i) != LIVE_FAILED)
         loop_turn(loop, 10);
     assert_int_equal(wset_failure_get(theirs, i, NULL), LEAT_CORRUPT);
@@ -272,9 +272,9 @@ static void test_another_incarnation(void **state)
     while (link->incarnation == 0 || link->pinged)
         loop_turn(loop, 100);
     assert_int_equal(link->incarnation, h[1].cluster->incarnation);
-    o.ws->doubted = 0;
+    o.ws->unconfirmed = 0;
     o.ws->holders |= 1u << 1;
-    o.ws->doubted |= 1u << 1; /* as when a connection of one with several addresses ended */
+    o.ws->unconfirmed |= 1u << 1; /* as when a connection of one with several addresses ended */
     unsigned losses = o.ws->losses;
     h[1].cluster->incarnation++; /* it has the set and all its samples, as one that others told to fill it */
     while (link->incarnation != h[1].cluster->incarnation)

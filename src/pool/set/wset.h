@@ -87,7 +87,7 @@ struct wset {
     uint64_t holders;     /* control loop: nodes that keep it here, a bit each */
     uint64_t held_by[64]; /* control loop: the connection on which each said so last, by client.serial */
     uint64_t
-        doubted; /* control loop: holders whose connection ended and who have not said since that they keep it */
+        unconfirmed; /* control loop: holders whose connection ended and who have not said since that they keep it */
     uint64_t resyncing; /* control loop: nodes that were asked and have not answered */
     bool holding;       /* control loop: the hosts keep it for us */
     uint64_t streamed_samples, window_bytes;
