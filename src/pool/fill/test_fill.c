@@ -508,16 +508,16 @@ static void test_done_ranges(void **state)
 static struct {
     struct fill *fill;
     _Atomic unsigned told, early;
-} telling;
+} catchup;
 
 static void on_ready(struct wset *ws, struct bytes_out *records)
 {
-    unsigned done = 0, told = atomic_fetch_add(&telling.told, 1) + 1;
+    unsigned done = 0, told = atomic_fetch_add(&catchup.told, 1) + 1;
     uint64_t begin, end;
     for (uint32_t k = 0; k < ws->nsegments; k++)
-        done += fill_segment_done(telling.fill, ws, k, &begin, &end);
+        done += fill_segment_done(catchup.fill, ws, k, &begin, &end);
     if (done < told)
-        atomic_fetch_add(&telling.early, 1);
+        atomic_fetch_add(&catchup.early, 1);
 }
 
 /* Other nodes are told of a segment after it counts as done: one that asks for all that is done meanwhile must not miss it. */
@@ -530,17 +530,17 @@ static void test_told_when_done(void **state)
                                        .opener = &opener,
                                        .advanced = advanced,
                                        .ready = on_ready};
-    telling.told = telling.early = 0;
-    assert_int_equal(fill_new(&config, &telling.fill, &err), 0);
+    catchup.told = catchup.early = 0;
+    assert_int_equal(fill_new(&config, &catchup.fill, &err), 0);
     struct wset *ws = testing_wset(testing_index("cancel.npy"), 256 * KIB);
     ws->nnodes = 1;
-    assert_int_equal(fill_start(telling.fill, ws), 0);
+    assert_int_equal(fill_start(catchup.fill, ws), 0);
     testing_wait_alone(ws);
     ws->nnodes = 0;
-    assert_true(telling.told > 4);
-    assert_int_equal(telling.early, 0);
+    assert_true(catchup.told > 4);
+    assert_int_equal(catchup.early, 0);
     wset_unref(ws);
-    fill_free(telling.fill);
+    fill_free(catchup.fill);
 }
 
 /* The table of extents changes in the mapped index after it was opened: samples fail, and every load ends. */

@@ -349,7 +349,7 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
                          config->self);
     for (unsigned n = 0; code == 0 && n < config->nnodes; n++) {
         c->links[n].cluster = c;
-        list_init(&c->links[n].tellings);
+        list_init(&c->links[n].catchup_queue);
         if (n == c->self)
             continue;
         struct peer_config pc = {

@@ -29,8 +29,8 @@ struct link {
     bool introduced; /* it has said that it is the one we mean; until then it is not up */
     bool known;      /* what it answered last */
     uint64_t cap_bytes, used_bytes;
-    uint64_t incarnation; /* 0: not told yet */
-    struct list tellings; /* nodes_requests.c: sets that it is told of, one after another */
+    uint64_t incarnation;      /* 0: not told yet */
+    struct list catchup_queue; /* nodes_requests.c: sets that it is told of, one after another */
 };
 
 struct cluster {

@@ -157,8 +157,8 @@ static int on_describe(struct cluster *c, struct client *client, struct conn_mes
 #define TELL_SAMPLES 4096u                               /* of a pushed set at a time */
 
 /* All of a large set at once, or a little of each of many, would be more than a connection may have queued. */
-struct telling {
-    struct list node; /* link->tellings; the first is under way */
+struct catchup {
+    struct list node; /* link->catchup_queue; the first is under way */
     struct link *link;
     struct wset *ws; /* a reference */
     bool out;        /* a portion is being sent */
@@ -171,7 +171,7 @@ struct telling {
 static void tell_part(void *user, uint64_t i, unsigned f, const struct index_part *part, uint64_t offset,
                       uint64_t bytes)
 {
-    struct telling *t = user;
+    struct catchup *t = user;
     struct wset *ws = t->ws;
     if (wset_sample_state(ws, i) == LIVE_FAILED) {
         nodes_ready_record(&t->records, i, f, 0, offset, bytes, wset_failure_get(ws, i, NULL));
@@ -198,10 +198,10 @@ static void tell_part(void *user, uint64_t i, unsigned f, const struct index_par
 /* Also of samples that are not whole yet: the rest is told by whoever holds it. */
 static void tell_piece(void *user, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc)
 {
-    nodes_ready_record(&((struct telling *)user)->records, i, f, crc, offset, bytes, 0);
+    nodes_ready_record(&((struct catchup *)user)->records, i, f, crc, offset, bytes, 0);
 }
 
-static void tell_pushed(struct telling *t)
+static void catchup_pushed(struct catchup *t)
 {
     struct wset *ws = t->ws;
     struct index_part part;
@@ -225,7 +225,7 @@ static uint64_t filled_units(const struct wset *ws)
     return ws->first_new_address / old_step(ws) + ws->nsegments;
 }
 
-static void tell_filled(struct telling *t)
+static void catchup_filled(struct catchup *t)
 {
     struct wset *ws = t->ws;
     uint64_t step = old_step(ws), unit = t->at++, old = ws->first_new_address / step;
@@ -239,7 +239,7 @@ static void tell_filled(struct telling *t)
 }
 
 /* The next records. False: that was all. */
-static bool tell_make(struct telling *t)
+static bool catchup_make(struct catchup *t)
 {
     const bool pushed = t->ws->flags & PROTO_WS_PUSHED;
     const uint64_t end = pushed ? t->ws->index.header->nsamples : filled_units(t->ws);
@@ -247,16 +247,16 @@ static bool tell_make(struct telling *t)
     t->sent = 0;
     while (t->at < end && t->records.len < TELL_BYTES && !t->records.failed) {
         if (pushed)
-            tell_pushed(t);
+            catchup_pushed(t);
         else
-            tell_filled(t);
+            catchup_filled(t);
     }
     if (t->records.failed)
         log_error("out of memory: a node does not hear what was loaded of %s", t->ws->spec);
     return t->records.len && !t->records.failed;
 }
 
-static void telling_free(struct telling *t)
+static void catchup_free(struct catchup *t)
 {
     list_remove(&t->node);
     bytes_out_fini(&t->records);
@@ -264,34 +264,34 @@ static void telling_free(struct telling *t)
     free(t);
 }
 
-static void tell_sent(void *user, int status);
+static void catchup_sent(void *user, int status);
 
-/* The next portion, of the first telling that has one. */
+/* The next portion, of the first catchup that has one. */
 static void tell_on(struct link *link)
 {
-    struct telling *t;
-    while ((t = list_first(&link->tellings, struct telling, node)) && !t->out) {
-        bool more = t->ws->state != WSET_ENDING && (t->sent < t->records.len || tell_make(t));
+    struct catchup *t;
+    while ((t = list_first(&link->catchup_queue, struct catchup, node)) && !t->out) {
+        bool more = t->ws->state != WSET_ENDING && (t->sent < t->records.len || catchup_make(t));
         if (more) {
             const uint8_t *from = t->records.data + t->sent;
             size_t bytes = MIN(TELL_BYTES, t->records.len - t->sent);
             t->sent += bytes;
             t->out = true;
             nodes_send_records(link->cluster, t->ws, (unsigned)(link - link->cluster->links), from, bytes,
-                               tell_sent, t); /* which may be the end of it */
+                               catchup_sent, t); /* which may be the end of it */
             return;
         }
         t->at = 0;
         if (!t->again || t->ws->state == WSET_ENDING)
-            telling_free(t);
+            catchup_free(t);
         else
             t->again = false;
     }
 }
 
-static void tell_sent(void *user, int status)
+static void catchup_sent(void *user, int status)
 {
-    struct telling *t = user;
+    struct catchup *t = user;
     struct link *link = t->link;
     t->out = false;
     if (status == 0) {
@@ -299,8 +299,8 @@ static void tell_sent(void *user, int status)
         return;
     }
     /* The connection is going: when there is another one all is told anew. */
-    list_for_each_safe (node, &link->tellings)
-        telling_free(container_of(node, struct telling, node));
+    list_for_each_safe (node, &link->catchup_queue)
+        catchup_free(container_of(node, struct catchup, node));
 }
 
 void nodes_catch_up(struct cluster *c, struct wset *ws, unsigned n)
@@ -308,21 +308,21 @@ void nodes_catch_up(struct cluster *c, struct wset *ws, unsigned n)
     struct link *link = &c->links[n];
     if (!cluster_is_up(c, n))
         return;
-    list_for_each (node, &link->tellings) {
-        struct telling *t = container_of(node, struct telling, node);
+    list_for_each (node, &link->catchup_queue) {
+        struct catchup *t = container_of(node, struct catchup, node);
         if (t->ws == ws) {
             t->again = t->at > 0;
             return;
         }
     }
-    struct telling *t = calloc(1, sizeof(*t));
+    struct catchup *t = calloc(1, sizeof(*t));
     if (!t) {
         log_error("out of memory: a node does not hear what was loaded of %s", ws->spec);
         return;
     }
-    *t = (struct telling){.link = link, .ws = wset_ref(ws)};
+    *t = (struct catchup){.link = link, .ws = wset_ref(ws)};
     list_init(&t->node);
-    list_push_back(&link->tellings, &t->node);
+    list_push_back(&link->catchup_queue, &t->node);
     tell_on(link);
 }
 
