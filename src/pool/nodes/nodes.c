@@ -28,13 +28,13 @@
 
 static unsigned link_number(const struct peer *peer)
 {
-    const struct link *link = peer_user(peer);
+    const struct cluster_link *link = peer_user(peer);
     return (unsigned)(link - link->cluster->links);
 }
 
 bool cluster_is_up(const struct cluster *c, unsigned n)
 {
-    const struct link *link = &c->links[n];
+    const struct cluster_link *link = &c->links[n];
     return n != c->self && link->peer && link->introduced && peer_state(link->peer) == PEER_UP;
 }
 
@@ -152,7 +152,7 @@ static void node_lost(struct cluster *c, unsigned n)
  * A daemon that was started anew and answers by another address than the old one's comes up without having gone down. Its regions are
  * gone all the same, whoever may have had it install our sets since.
  */
-static void link_incarnation(struct link *link, uint64_t incarnation)
+static void link_incarnation(struct cluster_link *link, uint64_t incarnation)
 {
     struct cluster *c = link->cluster;
     unsigned n = (unsigned)(link - c->links);
@@ -165,7 +165,7 @@ static void link_incarnation(struct link *link, uint64_t incarnation)
 }
 
 /* Its answer to NODE: what it has. One of an older release says less. */
-static void link_note(struct link *link, struct peer_reply *reply)
+static void link_update(struct cluster_link *link, struct peer_reply *reply)
 {
     struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
     AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
@@ -187,7 +187,7 @@ static void link_note(struct link *link, struct peer_reply *reply)
  * Is it the node that we mean? A name that leads elsewhere, or an address that has gone to another host, leads to a daemon that has
  * the token and the same list: it would take regions that are not its own, and nobody would fill them.
  */
-static bool link_is_right(struct link *link, const struct peer_reply *reply)
+static bool link_is_right(struct cluster_link *link, const struct peer_reply *reply)
 {
     const struct cluster *c = link->cluster;
     const char *meant = c->config.nodes[link - c->links];
@@ -208,7 +208,7 @@ static bool link_is_right(struct link *link, const struct peer_reply *reply)
     return false;
 }
 
-static void link_introduced(struct link *link)
+static void link_identified(struct cluster_link *link)
 {
     struct cluster *c = link->cluster;
     unsigned n = (unsigned)(link - c->links);
@@ -230,17 +230,17 @@ static void link_introduced(struct link *link)
 
 static void noted(void *user, struct peer_reply *reply)
 {
-    struct link *link = user;
+    struct cluster_link *link = user;
     link->pinged = false;
     if (reply->status < 0 || peer_state(link->peer) != PEER_UP || !link_is_right(link, reply))
         return;
-    link_introduced(link);
-    link_note(link, reply);
+    link_identified(link);
+    link_update(link, reply);
 }
 
 static void link_up(struct peer *peer)
 {
-    struct link *link = peer_user(peer);
+    struct cluster_link *link = peer_user(peer);
     struct bytes_out body = {0};
     link->introduced = false; /* by this connection */
     link->pinged = true;
@@ -252,13 +252,13 @@ static void link_up(struct peer *peer)
 
 static void pong(void *user, struct peer_reply *reply)
 {
-    struct link *link = user;
+    struct cluster_link *link = user;
     link->pinged = false;
-    link_note(link, reply);
+    link_update(link, reply);
 }
 
 /* A node that is stopped, or stuck, keeps its connections: only an answer tells. What waits for it is answered with its loss. */
-static void link_look_after(struct link *link, unsigned n)
+static void link_look_after(struct cluster_link *link, unsigned n)
 {
     struct cluster *c = link->cluster;
     uint64_t now = clock_now_ns();
@@ -296,7 +296,7 @@ static void tick(struct loop_timer *timer)
 
 static void link_down(struct peer *peer, int status, const char *message)
 {
-    struct link *link = peer_user(peer);
+    struct cluster_link *link = peer_user(peer);
     struct cluster *c = link->cluster;
     unsigned n = link_number(peer);
     if (link->logged_down != status) {
@@ -403,7 +403,7 @@ unsigned cluster_nodes(const struct cluster *c)
 
 void cluster_node(const struct cluster *c, unsigned n, struct cluster_node_view *ret)
 {
-    const struct link *link = &c->links[n];
+    const struct cluster_link *link = &c->links[n];
     bool self = n == c->self;
     *ret = (struct cluster_node_view){
         .address = c->config.nodes[n],
@@ -734,7 +734,7 @@ static void rail_note(struct cluster *c, uint32_t node, unsigned rail, const cha
 
 enum cluster_rail_state cluster_rail(const struct cluster *c, unsigned n, unsigned k, const char **ret_why)
 {
-    const struct link *link = &c->links[n];
+    const struct cluster_link *link = &c->links[n];
     *ret_why = link->rails[k].why;
     /* What answers for all of the node answers for the address that it came by. */
     if (cluster_is_up(c, n) && peer_address(link->peer) == k)

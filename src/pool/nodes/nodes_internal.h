@@ -16,7 +16,7 @@ struct rail_state {
     char why[96];
 };
 
-struct link {
+struct cluster_link {
     struct cluster *cluster;
     struct rail_state rails[NET_ADDRESSES_MAX];
     struct resolve_address answered[NET_ADDRESSES_MAX]; /* which of a name's, last */
@@ -39,7 +39,7 @@ struct cluster {
     struct cluster_config config;
     unsigned self;
     uint64_t incarnation; /* ours */
-    struct link links[CLUSTER_NODES_MAX];
+    struct cluster_link links[CLUSTER_NODES_MAX];
     struct list describing, dials, arrivals;
     struct loop_timer tick; /* are the others alive; are lost regions back */
 };

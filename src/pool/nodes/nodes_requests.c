@@ -159,7 +159,7 @@ static int on_describe(struct cluster *c, struct client *client, struct conn_mes
 /* All of a large set at once, or a little of each of many, would be more than a connection may have queued. */
 struct catchup {
     struct list node; /* link->catchup_queue; the first is under way */
-    struct link *link;
+    struct cluster_link *link;
     struct wset *ws; /* a reference */
     bool out;        /* a portion is being sent */
     bool again;      /* more was filled meanwhile */
@@ -267,7 +267,7 @@ static void catchup_free(struct catchup *t)
 static void catchup_sent(void *user, int status);
 
 /* The next portion, of the first catchup that has one. */
-static void tell_on(struct link *link)
+static void tell_on(struct cluster_link *link)
 {
     struct catchup *t;
     while ((t = list_first(&link->catchup_queue, struct catchup, node)) && !t->out) {
@@ -292,7 +292,7 @@ static void tell_on(struct link *link)
 static void catchup_sent(void *user, int status)
 {
     struct catchup *t = user;
-    struct link *link = t->link;
+    struct cluster_link *link = t->link;
     t->out = false;
     if (status == 0) {
         tell_on(link);
@@ -305,7 +305,7 @@ static void catchup_sent(void *user, int status)
 
 void nodes_catch_up(struct cluster *c, struct wset *ws, unsigned n)
 {
-    struct link *link = &c->links[n];
+    struct cluster_link *link = &c->links[n];
     if (!cluster_is_up(c, n))
         return;
     list_for_each (node, &link->catchup_queue) {
@@ -462,7 +462,7 @@ void nodes_confirm(struct cluster *c, unsigned n)
 void nodes_expire_unconfirmed(struct cluster *c)
 {
     for (unsigned n = 0; n < c->config.nnodes; n++) {
-        const struct link *link = &c->links[n];
+        const struct cluster_link *link = &c->links[n];
         if (link->gone_ns && clock_now_ns() - link->gone_ns >= DOUBT_NS)
             nodes_confirm(c, n);
     }
