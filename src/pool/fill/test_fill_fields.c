@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Samples of several fields that lie one behind the other in a shard, as in WebDataset's: fields x sizes x (cached, direct, remote) x
- * the steps in which their arrival is reported. Each sample must arrive, or fail.
+ * the steps in which their pending_install is reported. Each sample must arrive, or fail.
  */
 #include <setjmp.h>
 #include <stdarg.h>

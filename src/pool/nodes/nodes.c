@@ -337,7 +337,7 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
             c->incarnation = clock_now_ns() ^ (uint64_t)getpid() << 32;
     list_init(&c->describing);
     list_init(&c->dials);
-    list_init(&c->arrivals);
+    list_init(&c->pending_installs);
     int code = 0;
     for (unsigned n = 0; n < config->nnodes; n++) {
         if (strcmp(config->nodes[n], config->self) == 0)
@@ -392,7 +392,7 @@ void cluster_free(struct cluster *c)
         peer_free(c->links[n].peer);
     list_for_each_safe (node, &c->dials)
         dial_free(container_of(node, struct dial, node));
-    cluster_end_arrivals(c);
+    nodes_end_pending_installs(c);
     free(c);
 }
 

@@ -27,9 +27,9 @@
 #define COMPLETE_LOOK_NS (20 * NS_PER_MS)
 #define TAIL_BYTES       (4 + 8 + PROTO_UUID)
 
-struct arrival {
+struct pending_install {
     struct work work;
-    struct list node; /* cluster.arrivals, while it waits for the timer */
+    struct list node; /* cluster.pending_installs, while it waits for the timer */
     struct cluster *cluster;
     uint8_t *body;
     uint32_t body_bytes;
@@ -54,7 +54,7 @@ struct arrival {
     uint64_t bytes;
 };
 
-static void arrival_free(struct arrival *a)
+static void pending_install_free(struct pending_install *a)
 {
     loop_timer_clear(&a->timer);
     list_remove(&a->node);
@@ -110,7 +110,7 @@ static int take_description(struct cluster *c, struct wset *ws, const struct pro
 
 static void validate(struct work *work)
 {
-    struct arrival *a = container_of(work, struct arrival, work);
+    struct pending_install *a = container_of(work, struct pending_install, work);
     /* It goes on to our clients: none of them may change it for the others. */
     a->err.code = pool_index_seal(a->fd, &a->err);
     if (a->err.code == 0)
@@ -150,15 +150,15 @@ static int replica_list(struct cluster *c, struct wset *ws, struct leat_error *e
     return 0;
 }
 
-static void adopt_end(struct arrival *a, struct wset *ws)
+static void adopt_end(struct pending_install *a, struct wset *ws)
 {
     a->adopted(a->user, ws, ws ? NULL : &a->err);
-    arrival_free(a);
+    pending_install_free(a);
 }
 
 static void adopt_validated(struct work *work)
 {
-    struct arrival *a = container_of(work, struct arrival, work);
+    struct pending_install *a = container_of(work, struct pending_install, work);
     struct cluster *c = a->cluster;
     struct wset *ws = a->ws;
     if (work->cancelled)
@@ -182,14 +182,14 @@ static void adopt_validated(struct work *work)
 int nodes_adopt(struct cluster *c, struct peer_reply *reply, nodes_adopted_fn done, void *user,
                 struct leat_error *err)
 {
-    struct arrival *a = calloc(1, sizeof(*a));
+    struct pending_install *a = calloc(1, sizeof(*a));
     if (!a)
         return error_set(err, -ENOMEM, "out of memory");
-    *a = (struct arrival){.work = {.run = validate, .done = adopt_validated},
-                          .cluster = c,
-                          .fd = -1,
-                          .adopted = done,
-                          .user = user};
+    *a = (struct pending_install){.work = {.run = validate, .done = adopt_validated},
+                                  .cluster = c,
+                                  .fd = -1,
+                                  .adopted = done,
+                                  .user = user};
     int code = 0;
     list_init(&a->node);
     if (proto_ws_get(reply->body, reply->body_bytes, &a->m) < 0)
@@ -203,7 +203,7 @@ int nodes_adopt(struct cluster *c, struct peer_reply *reply, nodes_adopted_fn do
     if (code == 0 && reply->payload_fd < 0)
         code = error_set(err, LEAT_CORRUPT, "a node sent a description without its index");
     if (code < 0) {
-        arrival_free(a);
+        pending_install_free(a);
         return code;
     }
     a->fd = TAKE_FD(reply->payload_fd);
@@ -213,26 +213,26 @@ int nodes_adopt(struct cluster *c, struct peer_reply *reply, nodes_adopted_fn do
 
 /* --- INSTALL ------------------------------------------------------------------------------------------------------------ */
 
-static void install_end(struct arrival *a)
+static void install_end(struct pending_install *a)
 {
     struct client *client = client_alive(a->cluster->pool, a->serial);
     if (client && a->err.code < 0)
         cluster_refuse(client, a->type, a->id, &a->err);
     else if (client)
         cluster_accept(client, a->type, a->id);
-    arrival_free(a);
+    pending_install_free(a);
 }
 
 static void install_prepared(void *user, const struct leat_error *err)
 {
-    struct arrival *a = user;
+    struct pending_install *a = user;
     if (err)
         a->err = *err;
     install_end(a);
 }
 
 /* The version before, which the new one shares our regions with: 0, or -EAGAIN while we have not heard of all of it. */
-static int find_replaced(struct arrival *a, struct wset *old)
+static int find_replaced(struct pending_install *a, struct wset *old)
 {
     struct wset *ws = a->ws;
     struct leat_error *err = &a->err;
@@ -261,7 +261,7 @@ static int find_replaced(struct arrival *a, struct wset *old)
     return -EAGAIN;
 }
 
-static void install_go(struct arrival *a)
+static void install_go(struct pending_install *a)
 {
     struct cluster *c = a->cluster;
     struct wset *ws = a->ws;
@@ -280,7 +280,7 @@ static void install_go(struct arrival *a)
         code = find_replaced(a, old);
         if (code == -EAGAIN) { /* READYs of other nodes are on their way */
             list_remove(&a->node);
-            list_push_back(&c->arrivals, &a->node);
+            list_push_back(&c->pending_installs, &a->node);
             loop_timer_set(c->loop, &a->timer, clock_now_ns() + COMPLETE_LOOK_NS);
             return;
         }
@@ -313,23 +313,23 @@ static void install_go(struct arrival *a)
     install_end(a);
 }
 
-void cluster_end_arrivals(struct cluster *c)
+void nodes_end_pending_installs(struct cluster *c)
 {
-    list_for_each_safe (node, &c->arrivals) {
-        struct arrival *a = container_of(node, struct arrival, node);
+    list_for_each_safe (node, &c->pending_installs) {
+        struct pending_install *a = container_of(node, struct pending_install, node);
         wset_unref(a->ws);
-        arrival_free(a);
+        pending_install_free(a);
     }
 }
 
 static void install_again(struct loop_timer *timer)
 {
-    install_go(container_of(timer, struct arrival, timer));
+    install_go(container_of(timer, struct pending_install, timer));
 }
 
 static void install_validated(struct work *work)
 {
-    struct arrival *a = container_of(work, struct arrival, work);
+    struct pending_install *a = container_of(work, struct pending_install, work);
     if (a->err.code == 0)
         a->err.code = take_description(a->cluster, a->ws, &a->m, &a->err);
     if (a->err.code < 0) {
@@ -342,7 +342,7 @@ static void install_validated(struct work *work)
     install_go(a);
 }
 
-static int install_parse(struct arrival *a)
+static int install_parse(struct pending_install *a)
 {
     if (a->body_bytes < TAIL_BYTES)
         return LEAT_CORRUPT;
@@ -355,10 +355,10 @@ static int install_parse(struct arrival *a)
 
 static void install_arrived(void *user, int status)
 {
-    struct arrival *a = user;
+    struct pending_install *a = user;
     munmap(a->map, a->bytes);
     if (status < 0) {
-        arrival_free(a);
+        pending_install_free(a);
         return;
     }
     a->serial = a->client->serial;
@@ -376,24 +376,24 @@ int nodes_on_install(struct cluster *c, struct client *client, struct conn_messa
 {
     if (m->frame.payload_bytes == 0 || m->frame.payload_bytes > INDEX_BLOB_MAX)
         return LEAT_CORRUPT;
-    struct arrival *a = calloc(1, sizeof(*a));
+    struct pending_install *a = calloc(1, sizeof(*a));
     if (!a)
         return -ENOMEM;
-    *a = (struct arrival){.work = {.run = validate, .done = install_validated},
-                          .cluster = c,
-                          .client = client,
-                          .type = m->frame.type,
-                          .id = m->frame.id,
-                          .body = malloc(m->frame.body_bytes ? m->frame.body_bytes : 1),
-                          .body_bytes = m->frame.body_bytes,
-                          .fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING),
-                          .map = MAP_FAILED,
-                          .bytes = m->frame.payload_bytes};
+    *a = (struct pending_install){.work = {.run = validate, .done = install_validated},
+                                  .cluster = c,
+                                  .client = client,
+                                  .type = m->frame.type,
+                                  .id = m->frame.id,
+                                  .body = malloc(m->frame.body_bytes ? m->frame.body_bytes : 1),
+                                  .body_bytes = m->frame.body_bytes,
+                                  .fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING),
+                                  .map = MAP_FAILED,
+                                  .bytes = m->frame.payload_bytes};
     list_init(&a->node);
     if (a->body && a->fd >= 0 && fallocate(a->fd, 0, 0, (off_t)a->bytes) == 0)
         a->map = mmap(NULL, a->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
     if (a->map == MAP_FAILED) {
-        arrival_free(a);
+        pending_install_free(a);
         return -ENOMEM;
     }
     memcpy(a->body, m->body, m->frame.body_bytes);

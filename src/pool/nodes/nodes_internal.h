@@ -40,7 +40,7 @@ struct cluster {
     unsigned self;
     uint64_t incarnation; /* ours */
     struct cluster_link links[CLUSTER_NODES_MAX];
-    struct list describing, dials, arrivals;
+    struct list describing, dials, pending_installs;
     struct loop_timer tick; /* are the others alive; are lost regions back */
 };
 
@@ -80,7 +80,7 @@ int cluster_name_nodes(struct cluster *c, struct wset *ws);
 /* proto_ws of a set with what INSTALL says behind it. */
 void nodes_put_install(const struct wset *ws, uint32_t flags, struct bytes_out *body);
 int nodes_on_install(struct cluster *c, struct client *client, struct conn_message *m);
-void cluster_end_arrivals(struct cluster *c);
+void nodes_end_pending_installs(struct cluster *c);
 /* Here, and to all nodes; nothing when it is committed already. */
 void nodes_commit(struct cluster *c, struct wset *ws);
 /* To one node, that may have missed it. */
