@@ -66,8 +66,8 @@ static int access_for(struct client *c, struct proto_open *open, struct access *
     if (rc == 0 && open->has_access && access_new(&open->access, !pool->config.opener.system, &r.access) < 0)
         rc = error_set(err, -ENOMEM, "out of memory");
     if (rc == 0)
-        rc = accesses_take(pool, &r, &spec, open->uri, err);
-    accesses_opened(pool, &r, NULL);
+        rc = access_cache_take(pool, &r, &spec, open->uri, err);
+    access_cache_opened(pool, &r, NULL);
     dataset_spec_free(&spec);
     if (rc < 0)
         access_unref(r.access);

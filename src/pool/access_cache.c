@@ -18,7 +18,7 @@
 #include "wire/s3/s3.h"
 
 /* What a client here brought for a source: for sets of that user that other nodes place. */
-struct known_access {
+struct cached_access {
     struct list node; /* pool.accesses */
     uint32_t uid;
     char *spec;
@@ -31,19 +31,19 @@ struct known_access {
 #define ACCESSES_MAX   256u
 #define RENEW_AGAIN_NS (30 * NS_PER_S)
 
-static void known_free(struct pool *pool, struct known_access *k)
+static void known_free(struct pool *pool, struct cached_access *k)
 {
     list_remove(&k->node);
-    pool->naccesses--;
+    pool->naccess_cache--;
     access_unref(k->access);
     free(k->spec);
     free(k);
 }
 
-static struct known_access *known_find(struct pool *pool, uint32_t uid, const char *spec)
+static struct cached_access *known_find(struct pool *pool, uint32_t uid, const char *spec)
 {
-    list_for_each (node, &pool->accesses) {
-        struct known_access *k = container_of(node, struct known_access, node);
+    list_for_each (node, &pool->access_cache) {
+        struct cached_access *k = container_of(node, struct cached_access, node);
         if (k->uid == uid && strcmp(k->spec, spec) == 0)
             return k;
     }
@@ -51,19 +51,19 @@ static struct known_access *known_find(struct pool *pool, uint32_t uid, const ch
 }
 
 /* Before what was known for it. NULL: no memory, then it is looked for elsewhere. */
-static struct known_access *known_add(struct pool *pool, uint32_t uid, const char *spec,
-                                      struct access *access)
+static struct cached_access *known_add(struct pool *pool, uint32_t uid, const char *spec,
+                                       struct access *access)
 {
-    struct known_access *k = calloc(1, sizeof(*k));
+    struct cached_access *k = calloc(1, sizeof(*k));
     char *copy = k ? strdup(spec) : NULL;
     if (!copy) {
         free(k);
         return NULL;
     }
-    *k = (struct known_access){.uid = uid, .spec = copy, .access = access_ref(access)};
-    list_push_front(&pool->accesses, &k->node);
-    if (++pool->naccesses > ACCESSES_MAX)
-        known_free(pool, container_of(pool->accesses.prev, struct known_access, node));
+    *k = (struct cached_access){.uid = uid, .spec = copy, .access = access_ref(access)};
+    list_push_front(&pool->access_cache, &k->node);
+    if (++pool->naccess_cache > ACCESSES_MAX)
+        known_free(pool, container_of(pool->access_cache.prev, struct cached_access, node));
     return k;
 }
 
@@ -72,7 +72,7 @@ static void remember(struct pool *pool, const struct open_request *r, const char
 {
     if (!pool->cluster || r->local || !access_signed(r->access))
         return;
-    struct known_access *k = known_add(pool, r->uid, spec, r->access);
+    struct cached_access *k = known_add(pool, r->uid, spec, r->access);
     if (k)
         k->brought = true;
 }
@@ -90,18 +90,18 @@ static void freshen(struct pool *pool, uint32_t uid, const char *spec, struct ac
     }
 }
 
-static void tell(struct pool *pool, struct known_access *k)
+static void tell(struct pool *pool, struct cached_access *k)
 {
     k->told = access_version(k->access);
     nodes_share_access_all(pool->cluster, k->uid, k->spec, k->access);
 }
 
 /* k went well: it is what is known from here on. */
-static void opened(struct pool *pool, struct known_access *k, const struct wset *ws)
+static void opened(struct pool *pool, struct cached_access *k, const struct wset *ws)
 {
     bool news = true;
-    list_for_each_safe (node, &pool->accesses) {
-        struct known_access *other = container_of(node, struct known_access, node);
+    list_for_each_safe (node, &pool->access_cache) {
+        struct cached_access *other = container_of(node, struct cached_access, node);
         if (other == k || other->uid != k->uid || strcmp(other->spec, k->spec) != 0 ||
             (other->brought && !other->opened))
             continue;
@@ -119,12 +119,12 @@ static void opened(struct pool *pool, struct known_access *k, const struct wset 
         tell(pool, k);
 }
 
-void accesses_opened(struct pool *pool, const struct open_request *r, struct wset *ws)
+void access_cache_opened(struct pool *pool, const struct open_request *r, struct wset *ws)
 {
     if (!pool->cluster || r->local || !r->access)
         return;
-    list_for_each_safe (node, &pool->accesses) {
-        struct known_access *k = container_of(node, struct known_access, node);
+    list_for_each_safe (node, &pool->access_cache) {
+        struct cached_access *k = container_of(node, struct cached_access, node);
         if (k->access != r->access || k->opened)
             continue;
         if (ws)
@@ -135,9 +135,9 @@ void accesses_opened(struct pool *pool, const struct open_request *r, struct wse
     }
 }
 
-void accesses_told(struct pool *pool, uint32_t uid, const char *spec, struct access *access)
+void access_cache_received(struct pool *pool, uint32_t uid, const char *spec, struct access *access)
 {
-    struct known_access *k = known_find(pool, uid, spec);
+    struct cached_access *k = known_find(pool, uid, spec);
     if (k && k->brought && !access_expired(k->access))
         return;
     /* By two ways: the later ones stay. */
@@ -151,10 +151,10 @@ void accesses_told(struct pool *pool, uint32_t uid, const char *spec, struct acc
     freshen(pool, uid, spec, access);
 }
 
-void accesses_tell(struct pool *pool, unsigned n)
+void access_cache_share(struct pool *pool, unsigned n)
 {
-    list_for_each (node, &pool->accesses) {
-        struct known_access *k = container_of(node, struct known_access, node);
+    list_for_each (node, &pool->access_cache) {
+        struct cached_access *k = container_of(node, struct cached_access, node);
         if (k->brought && k->opened)
             nodes_share_access(pool->cluster, n, k->uid, k->spec, k->access);
     }
@@ -178,7 +178,7 @@ static void renewal_done(struct work *work)
 }
 
 /* Looking may run a program or ask an endpoint: beside the loop. What it finds is told by a later tick. */
-static void renew(struct pool *pool, struct known_access *k)
+static void renew(struct pool *pool, struct cached_access *k)
 {
     struct renewal *r = calloc(1, sizeof(*r));
     if (!r)
@@ -189,7 +189,7 @@ static void renew(struct pool *pool, struct known_access *k)
     work_start(pool, &r->work);
 }
 
-static bool used(struct pool *pool, const struct known_access *k)
+static bool used(struct pool *pool, const struct cached_access *k)
 {
     list_for_each (node, &pool->sets) {
         const struct wset *ws = container_of(node, struct wset, node);
@@ -199,10 +199,10 @@ static bool used(struct pool *pool, const struct known_access *k)
     return false;
 }
 
-void accesses_tick(struct pool *pool)
+void access_cache_tick(struct pool *pool)
 {
-    list_for_each_safe (node, &pool->accesses) {
-        struct known_access *k = container_of(node, struct known_access, node);
+    list_for_each_safe (node, &pool->access_cache) {
+        struct cached_access *k = container_of(node, struct cached_access, node);
         if (k->brought && k->opened && access_version(k->access) != k->told) {
             freshen(pool, k->uid, k->spec, k->access);
             tell(pool, k);
@@ -265,7 +265,7 @@ static int ours(struct pool *pool, uint32_t uid, const char *text, struct access
                 struct leat_error *err)
 {
     const struct access_config *config = &pool->config.s3;
-    struct known_access *k = known_find(pool, uid, text);
+    struct cached_access *k = known_find(pool, uid, text);
     if (k) {
         *ret_access = access_ref(k->access);
         return 0;
@@ -340,8 +340,8 @@ static int take(struct pool *pool, struct open_request *r, const struct dataset_
     return code < 0 ? code : check(pool, r->access, spec, err);
 }
 
-int accesses_take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
-                  const char *text, struct leat_error *err)
+int access_cache_take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
+                      const char *text, struct leat_error *err)
 {
     if (!spec_is_remote(spec))
         return 0;
@@ -354,8 +354,8 @@ int accesses_take(struct pool *pool, struct open_request *r, const struct datase
     return code;
 }
 
-void accesses_forget(struct pool *pool)
+void access_cache_forget(struct pool *pool)
 {
-    while (!list_empty(&pool->accesses))
-        known_free(pool, list_first(&pool->accesses, struct known_access, node));
+    while (!list_empty(&pool->access_cache))
+        known_free(pool, list_first(&pool->access_cache, struct cached_access, node));
 }

@@ -62,7 +62,7 @@ void pool_answer(struct pool *pool, struct open_request *r, struct wset *ws, con
 {
     list_remove(&r->node);
     if (r->access)
-        accesses_opened(pool, r, ws);
+        access_cache_opened(pool, r, ws);
     if (r->opened)
         r->opened(r, ws, err);
     request_free(r);
@@ -505,7 +505,7 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
         dataset_spec_free(&spec);
         return error_set(err, -ENOMEM, "out of memory");
     }
-    code = accesses_take(pool, r, &spec, canonical, err);
+    code = access_cache_take(pool, r, &spec, canonical, err);
     if (code < 0) {
         free(canonical);
         dataset_spec_free(&spec);

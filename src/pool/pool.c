@@ -61,7 +61,7 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     list_init(&pool->changes);
     list_init(&pool->works);
     list_init(&pool->scans);
-    list_init(&pool->accesses);
+    list_init(&pool->access_cache);
     pthread_mutex_init(&pool->rdma_lock, NULL);
     budget_init(&pool->budget, config->cap_bytes);
     limits_default(&pool->config.limits);
@@ -149,7 +149,7 @@ void pool_free(struct pool *pool)
     pool_rdma_stop(pool);
     pthread_mutex_destroy(&pool->rdma_lock);
     shares_fini(&pool->shares);
-    accesses_forget(pool);
+    access_cache_forget(pool);
     free(pool);
 }
 

@@ -75,14 +75,14 @@ struct pool {
     struct budget budget;
     struct ready *ready; /* NULL: none is wanted */
     struct loop_timer ready_timer;
-    struct shares shares; /* what each user has */
-    struct list sets;     /* wset.node */
-    struct list openings; /* struct opening.node */
-    struct list changes;  /* change.c: sets that are being made of a given index, or longer */
-    struct list works;    /* work.node */
-    struct list scans;    /* struct pool_scan.node */
-    struct list accesses; /* struct known_access.node: what clients here brought, the last one first */
-    unsigned naccesses;
+    struct shares shares;     /* what each user has */
+    struct list sets;         /* wset.node */
+    struct list openings;     /* struct opening.node */
+    struct list changes;      /* change.c: sets that are being made of a given index, or longer */
+    struct list works;        /* work.node */
+    struct list scans;        /* struct pool_scan.node */
+    struct list access_cache; /* struct cached_access.node: what clients here brought, the last one first */
+    unsigned naccess_cache;
     unsigned working;        /* works whose thread runs */
     unsigned indexing;       /* index threads that run */
     unsigned verifying;      /* verifications under way */

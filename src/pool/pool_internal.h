@@ -40,19 +40,19 @@ struct dataset_spec;
  * access_cache.c: r->access becomes what `spec` (`text`) is to be read with, if it lies elsewhere: LEAT_DENIED when there is nothing, or the daemon
  * may not ask there. What the client brought is remembered for sets that other nodes place.
  */
-int accesses_take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
-                  const char *text, struct leat_error *err);
+int access_cache_take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
+                      const char *text, struct leat_error *err);
 /* An opening that brought an access ended; with ws it went well, and that access is ws's, here and on all nodes. Does nothing where no
  * source lies elsewhere. */
 struct wset;
-void accesses_opened(struct pool *pool, const struct open_request *r, struct wset *ws);
+void access_cache_opened(struct pool *pool, const struct open_request *r, struct wset *ws);
 /* Another node says how a source is read. `access` stays the caller's. */
-void accesses_told(struct pool *pool, uint32_t uid, const char *spec, struct access *access);
+void access_cache_received(struct pool *pool, uint32_t uid, const char *spec, struct access *access);
 /* Node n is there (again): it is told what clients here brought. */
-void accesses_tell(struct pool *pool, unsigned n);
+void access_cache_share(struct pool *pool, unsigned n);
 /* Now and then: what is about to expire is looked for anew where that is allowed, what changed is told, what has expired is wiped. */
-void accesses_tick(struct pool *pool);
-void accesses_forget(struct pool *pool);
+void access_cache_tick(struct pool *pool);
+void access_cache_forget(struct pool *pool);
 /* Openings that no thread works at are answered: the daemon ends. */
 void openings_cancel(struct pool *pool);
 /* There is a later version: who reads this one keeps it. */

@@ -216,7 +216,7 @@ static void link_identified(struct cluster_link *link)
     link->logged_down = 0;
     peer_accept(link->peer);
     log_info("node %s is up", c->config.nodes[n]);
-    accesses_tell(c->pool, n);
+    access_cache_share(c->pool, n);
     list_for_each (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
         if (ws->nnodes == 0)
@@ -288,7 +288,7 @@ static void tick(struct loop_timer *timer)
                 nodes_resync(c, ws, n, 0);
         }
     }
-    accesses_tick(c->pool);
+    access_cache_tick(c->pool);
     nodes_drop_orphans(c);
     nodes_expire_unconfirmed(c);
     loop_timer_set(c->loop, &c->tick, clock_now_ns() + TICK_NS);

@@ -101,7 +101,7 @@ int nodes_on_access(struct cluster *c, struct client *client, struct conn_messag
         nodes_unseal_access(client, m->body, head, m->body + head, m->frame.body_bytes - head, &access);
     if (code < 0)
         return code;
-    accesses_told(c->pool, uid, spec, access);
+    access_cache_received(c->pool, uid, spec, access);
     access_unref(access);
     return 0;
 }
