@@ -188,8 +188,8 @@ uint64_t delivery_paths(struct leat_ws *ws); /* how many leat_ws_rail tells of *
 struct rails;
 struct gather;
 
-#define WS_STAGING_MAX 64u
-struct ws_staging { /* a window of the daemon's; its size is its own */
+#define WS_WINDOWS_MAX 64u
+struct ws_window_map { /* a window of the daemon's; its size is its own */
     const uint8_t *at;
     uint64_t bytes;
 };
@@ -213,8 +213,8 @@ struct leat_ws {
 
     /* Mapped on first use, never unmapped before the end: read with acquire, written by who has the turn. */
     struct tlock map_lock;
-    const void **maps;          /* [nregions]: NULL where not mapped (yet), or on another node */
-    struct ws_staging *staging; /* [WS_STAGING_MAX] */
+    const void **maps;             /* [nregions]: NULL where not mapped (yet), or on another node */
+    struct ws_window_map *windows; /* [WS_WINDOWS_MAX] */
 
     struct tlock read_lock; /* single reads that need a transport */
     struct rails *rails;
@@ -251,8 +251,8 @@ int ws_check_generation(const struct leat_ws *ws, struct leat_error *err);
 /* Maps the run of regions around gid. */
 int ws_map_region(struct leat_ws *ws, uint32_t gid, const struct client_rpc_how *how, struct leat_error *err);
 /* Takes descriptors of staging regions out of a reply, or asks for them. */
-int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, struct net_reply *reply,
-                   const struct client_rpc_how *how, struct leat_error *err);
+int ws_map_window(struct leat_ws *ws, const struct proto_fetched *fetched, struct net_reply *reply,
+                  const struct client_rpc_how *how, struct leat_error *err);
 /* Bytes of the window that a streamed set comes through; 0: it has none. */
 int ws_window(struct leat_ws *ws, const struct client_rpc_how *how, uint64_t *ret_bytes,
               struct leat_error *err);

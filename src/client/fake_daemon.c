@@ -99,7 +99,7 @@ static void fill_pool(struct fake_daemon *f)
     for (uint32_t r = 0; r < f->nregions; r++)
         f->region_fds[r] = shared(FAKE_REGION_BYTES, &f->regions[r]);
     f->live_fd = shared(live, &f->live_map);
-    f->staging_fd = shared(FAKE_REGION_BYTES, &f->staging);
+    f->stream_window_fd = shared(FAKE_REGION_BYTES, &f->window);
     f->live = (struct live_header *)f->live_map;
     *f->live = (struct live_header){.magic = LIVE_MAGIC,
                                     .nsamples = h->nsamples,
@@ -232,8 +232,8 @@ static void on_regions(struct fake_daemon *f, int fd, const struct net_reply *m)
     int fds[PROTO_FDS_MAX];
     struct bytes_out gids = {0}, body = {0};
     for (uint32_t g = first; g < first + count; g++) {
-        if (g & PROTO_STAGING)
-            fds[n++] = f->staging_fd;
+        if (g & PROTO_STREAM_WINDOW)
+            fds[n++] = f->stream_window_fd;
         else if (g < f->nregions && !(f->options.remote_odd && g % 2))
             fds[n++] = f->region_fds[g];
         else
@@ -287,8 +287,8 @@ static void on_fetch(struct fake_daemon *f, int fd, const struct net_reply *m)
                     return;
                 }
                 for (uint64_t k = 0; k < part.bytes; k++)
-                    f->staging[at + k] = fake_byte(s, field, k);
-                runs[out.nruns++] = (struct proto_run){part.address, part.bytes, at, PROTO_STAGING | 3};
+                    f->window[at + k] = fake_byte(s, field, k);
+                runs[out.nruns++] = (struct proto_run){part.address, part.bytes, at, PROTO_STREAM_WINDOW | 3};
                 at += part.bytes;
             }
         }
@@ -296,7 +296,7 @@ static void on_fetch(struct fake_daemon *f, int fd, const struct net_reply *m)
     struct bytes_out body = {0};
     proto_fetched_put(&body, &out);
     f->fetches++;
-    reply(fd, m, 0, &body, &f->staging_fd, out.lease == 1 ? 1 : 0);
+    reply(fd, m, 0, &body, &f->stream_window_fd, out.lease == 1 ? 1 : 0);
 }
 
 static void *resolve(struct net_serve_target *target, uint32_t gid, uint64_t offset, uint64_t bytes,
@@ -521,9 +521,9 @@ void fake_stop(struct fake_daemon *f)
         close(f->region_fds[r]);
     }
     munmap(f->live_map, f->live->total_bytes);
-    munmap(f->staging, FAKE_REGION_BYTES);
+    munmap(f->window, FAKE_REGION_BYTES);
     close(f->live_fd);
-    close(f->staging_fd);
+    close(f->stream_window_fd);
     close(f->index_fd);
     index_close(&f->index);
     free(f);

@@ -39,13 +39,13 @@ struct fake_daemon {
     _Atomic int connection; /* of the only client at a time */
 
     struct index index;
-    int index_fd, live_fd, staging_fd;
+    int index_fd, live_fd, stream_window_fd;
     struct live_header *live;
     uint8_t *live_map;
     uint32_t nregions;
     int region_fds[FAKE_MAX_REGIONS];
     uint8_t *regions[FAKE_MAX_REGIONS];
-    uint8_t *staging;
+    uint8_t *window;
     struct net_server *server;
     struct net_serve_target target;
 

@@ -62,7 +62,7 @@ int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t
     }
     lease->ws = ws;
     qsort(lease->fetched.runs, lease->fetched.nruns, sizeof(*lease->fetched.runs), by_address);
-    rc = ws_map_staging(ws, &lease->fetched, &reply, how, err);
+    rc = ws_map_window(ws, &lease->fetched, &reply, how, err);
     net_reply_fini(&reply);
     if (rc) {
         stream_release(lease);
@@ -127,7 +127,7 @@ int stream_copy(const struct stream_lease *lease, uint64_t sample, unsigned fiel
                              ws_describe(ws, sample, field, what));
         uint32_t gid = run->gid;
         const uint8_t *region =
-            gid & PROTO_STAGING ? ws->staging[gid & ~PROTO_STAGING].at : ws_region(ws, gid);
+            gid & PROTO_STREAM_WINDOW ? ws->windows[gid & ~PROTO_STREAM_WINDOW].at : ws_region(ws, gid);
         uint64_t skip = address - run->address, bytes = MIN(left, run->bytes - skip);
         crc = crc32c_copy(crc, to, region + run->offset + skip, bytes);
         address += bytes;

@@ -99,9 +99,9 @@ static int fill_ws(struct leat_ws *ws, struct net_reply *reply, struct leat_erro
     if (rc)
         return rc;
     ws->maps = calloc((size_t)ws->info.nregions + 1, sizeof(*ws->maps));
-    ws->staging = calloc(WS_STAGING_MAX,
-                         sizeof(*ws->staging)); /* of any set: what a lost node held comes through it too */
-    return !ws->maps || !ws->staging || describe_source(ws) ? error_set(err, -ENOMEM, "out of memory") : 0;
+    ws->windows = calloc(WS_WINDOWS_MAX,
+                         sizeof(*ws->windows)); /* of any set: what a lost node held comes through it too */
+    return !ws->maps || !ws->windows || describe_source(ws) ? error_set(err, -ENOMEM, "out of memory") : 0;
 }
 
 int ws_new(struct leat_client *client, struct net_reply *reply, struct leat_ws **ret_ws,
@@ -156,9 +156,9 @@ void ws_unref(struct leat_ws *ws)
     for (uint32_t i = 0; ws->maps && i < ws->info.nregions; i++)
         if (ws->maps[i])
             munmap((void *)(uintptr_t)ws->maps[i], ws->info.region_bytes);
-    for (uint32_t i = 0; ws->staging && i < WS_STAGING_MAX; i++)
-        if (ws->staging[i].at)
-            munmap((void *)(uintptr_t)ws->staging[i].at, ws->staging[i].bytes);
+    for (uint32_t i = 0; ws->windows && i < WS_WINDOWS_MAX; i++)
+        if (ws->windows[i].at)
+            munmap((void *)(uintptr_t)ws->windows[i].at, ws->windows[i].bytes);
     if (ws->info.ws)
         post_close(ws);
     if (ws->live)
@@ -167,7 +167,7 @@ void ws_unref(struct leat_ws *ws)
         index_close(&ws->index);
     proto_ws_fini(&ws->info);
     free(ws->maps);
-    free(ws->staging);
+    free(ws->windows);
     free(ws->uri);
     tlock_fini(&ws->map_lock);
     tlock_fini(&ws->read_lock);
@@ -436,30 +436,31 @@ int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint
 
 /* --- regions ------------------------------------------------------------------------------------------------------ */
 
-static struct ws_staging *staging_place(struct leat_ws *ws, uint32_t gid)
+static struct ws_window_map *stream_window_place(struct leat_ws *ws, uint32_t gid)
 {
-    return gid & PROTO_STAGING && (gid & ~PROTO_STAGING) < WS_STAGING_MAX ? &ws->staging[gid & ~PROTO_STAGING]
-                                                                          : NULL;
+    return gid & PROTO_STREAM_WINDOW && (gid & ~PROTO_STREAM_WINDOW) < WS_WINDOWS_MAX
+               ? &ws->windows[gid & ~PROTO_STREAM_WINDOW]
+               : NULL;
 }
 
 static bool mapped(struct leat_ws *ws, uint32_t gid)
 {
-    struct ws_staging *staging = staging_place(ws, gid);
-    return staging ? staging->at != NULL : gid < ws->info.nregions && ws->maps[gid];
+    struct ws_window_map *window = stream_window_place(ws, gid);
+    return window ? window->at != NULL : gid < ws->info.nregions && ws->maps[gid];
 }
 
 /* Maps fd as region gid and publishes it. By who has the turn. */
 static int map_one(struct leat_ws *ws, uint32_t gid, int fd, struct leat_error *err)
 {
-    struct ws_staging *staging = staging_place(ws, gid);
+    struct ws_window_map *window = stream_window_place(ws, gid);
     struct stat st;
     if (mapped(ws, gid))
         return 0;
-    if (!staging && gid >= ws->info.nregions)
+    if (!window && gid >= ws->info.nregions)
         return error_set(err, LEAT_CORRUPT, "the daemon sent a region %u that cannot be", gid);
     if (fstat(fd, &st) < 0)
         return error_sys(err, -errno, "cannot look at a region");
-    uint64_t bytes = staging ? (uint64_t)st.st_size : ws->info.region_bytes;
+    uint64_t bytes = window ? (uint64_t)st.st_size : ws->info.region_bytes;
     if ((uint64_t)st.st_size < bytes || !bytes)
         return error_set(err, LEAT_CORRUPT, "a region of %lld bytes where %llu were announced",
                          (long long)st.st_size, (unsigned long long)bytes);
@@ -467,9 +468,9 @@ static int map_one(struct leat_ws *ws, uint32_t gid, int fd, struct leat_error *
     if (p == MAP_FAILED)
         return error_sys(err, -errno, "cannot map a region of %llu bytes", (unsigned long long)bytes);
     madvise(p, bytes, MADV_HUGEPAGE); /* where the kernel gives them; `page_bytes` reports it */
-    if (staging) {
-        staging->bytes = bytes;
-        __atomic_store_n(&staging->at, p, __ATOMIC_RELEASE);
+    if (window) {
+        window->bytes = bytes;
+        __atomic_store_n(&window->at, p, __ATOMIC_RELEASE);
     } else {
         __atomic_store_n(&ws->maps[gid], p, __ATOMIC_RELEASE);
     }
@@ -531,15 +532,15 @@ int ws_window(struct leat_ws *ws, const struct client_rpc_how *how, uint64_t *re
     int rc = tlock_take(&ws->map_lock, ws->client, how, "mapping the window", err);
     if (rc)
         return rc;
-    rc = ws->staging[0].at ? 0 : fetch_regions(ws, PROTO_STAGING, 1, how, err);
+    rc = ws->windows[0].at ? 0 : fetch_regions(ws, PROTO_STREAM_WINDOW, 1, how, err);
     if (!rc)
-        *ret_bytes = ws->staging[0].bytes;
+        *ret_bytes = ws->windows[0].bytes;
     tlock_give(&ws->map_lock);
     return rc;
 }
 
-int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, struct net_reply *reply,
-                   const struct client_rpc_how *how, struct leat_error *err)
+int ws_map_window(struct leat_ws *ws, const struct proto_fetched *fetched, struct net_reply *reply,
+                  const struct client_rpc_how *how, struct leat_error *err)
 {
     unsigned taken = 0;
     int rc = tlock_take(&ws->map_lock, ws->client, how, "mapping the window", err);
@@ -547,11 +548,11 @@ int ws_map_staging(struct leat_ws *ws, const struct proto_fetched *fetched, stru
         return rc;
     for (uint32_t i = 0; !rc && i < fetched->nruns; i++) {
         const struct proto_run *run = &fetched->runs[i];
-        const struct ws_staging *staging = staging_place(ws, run->gid);
+        const struct ws_window_map *window = stream_window_place(ws, run->gid);
         if (!mapped(ws, run->gid)) /* descriptors, when they come along, are in the order of first use */
             rc = taken < reply->nfds ? map_one(ws, run->gid, reply->fds[taken++], err)
                                      : fetch_regions(ws, run->gid, 1, how, err);
-        uint64_t bytes = staging ? staging->bytes : ws->info.region_bytes;
+        uint64_t bytes = window ? window->bytes : ws->info.region_bytes;
         if (!rc && (!mapped(ws, run->gid) || run->offset > bytes || run->bytes > bytes - run->offset))
             rc = error_set(err, LEAT_CORRUPT, "the daemon named a staging place that cannot be (region %u)",
                            run->gid);

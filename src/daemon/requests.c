@@ -88,7 +88,7 @@ static void handle_close(struct client *c, unsigned k)
 static void fetch_free(struct fetch *f)
 {
     for (uint32_t k = 0; k < f->n; k++)
-        staging_put(f->entries[k]);
+        stream_window_put(f->entries[k]);
     list_remove(&f->node);
     free(f->entries);
     shares_give(&f->ws->pool->shares, f->uid, SHARE_RANGES, f->cap);
@@ -211,15 +211,15 @@ static bool fetch_advance(struct pending *p)
     struct fetch *f = p->fetch;
     uint32_t nruns = 0;
     for (uint32_t k = 0; k < f->n; k++) {
-        struct staging_entry *e = f->entries[k];
-        if (e->state == STAGING_FAILED) {
+        struct stream_window_entry *e = f->entries[k];
+        if (e->state == STREAM_WINDOW_FAILED) {
             struct leat_error err;
             error_set(&err, e->code, "samples %" PRIu64 " to %" PRIu64 ": %s", e->first,
                       e->first + e->count - 1, e->message ? e->message : "out of memory while loading");
             pending_refuse(p, &err);
             return true;
         }
-        if (e->state == STAGING_LOADING)
+        if (e->state == STREAM_WINDOW_LOADING)
             return false;
         nruns += e->nruns;
     }
@@ -506,9 +506,9 @@ static int on_regions(struct client *c, struct conn_message *m)
         return requests_unknown(c, &m->frame);
     uint32_t gids[PROTO_FDS_MAX], n = 0;
     int fds[PROTO_FDS_MAX];
-    if (first == PROTO_STAGING && ws->staging) {
+    if (first == PROTO_STREAM_WINDOW && ws->window) {
         gids[n] = first;
-        fds[n++] = staging_region(ws->staging)->fd_ro;
+        fds[n++] = stream_window_region(ws->window)->fd_ro;
     }
     for (uint64_t g = first; g < (uint64_t)first + count && g < ws->nregions; g++) {
         if (ws->regions[g].region) {
@@ -577,21 +577,21 @@ static int on_wait(struct client *c, struct conn_message *m)
 static int fetch_begin(struct client *c, struct wset *ws, struct fetch *f, struct bytes_in *in, uint32_t n,
                        struct leat_error *err)
 {
-    struct staging *st;
-    int code = pool_staging(c->server->pool, ws, &st, err);
+    struct stream_window *st;
+    int code = pool_stream_window(c->server->pool, ws, &st, err);
     for (uint32_t k = 0; code == 0 && k < n; k++) {
         uint64_t first = bytes_get_u64(in), count = bytes_get_u64(in), end;
         if (count == 0 || add_overflows(first, count, &end) || end > ws->index.header->nsamples)
             return error_set(err, LEAT_INVALID, "samples %" PRIu64 " + %" PRIu64 " of a set of %" PRIu64,
                              first, count, ws->index.header->nsamples);
-        code = staging_get(st, first, count, &f->entries[k]);
+        code = stream_window_get(st, first, count, &f->entries[k]);
         if (code == 0)
             f->n++;
         else if (code == -EAGAIN || code == LEAT_NO_SPACE)
             code = error_set(err, code == -EAGAIN ? LEAT_BUSY : LEAT_NO_SPACE,
                              "the window of %" PRIu64 " bytes has no room for samples %" PRIu64 " to %" PRIu64
                              " (%" PRIu64 " bytes are held by readers): raise the set's share of the pool",
-                             staging_window_bytes(st), first, end - 1, staging_held_bytes(st));
+                             stream_window_bytes(st), first, end - 1, stream_window_held_bytes(st));
         else
             error_set(err, code, "out of memory");
     }
@@ -750,15 +750,15 @@ static int on_prefetch(struct client *c, struct conn_message *m)
     if (in.bad || n > PROTO_IDS_MAX || bytes_left(&in) != (size_t)n * 16)
         return LEAT_CORRUPT;
     struct wset *ws = client_handle(c, id);
-    if (!ws || !ws->staging || atomic_load(&ws->revoked))
+    if (!ws || !ws->window || atomic_load(&ws->revoked))
         return 0;
     for (uint32_t k = 0; k < n; k++) {
         uint64_t first = bytes_get_u64(&in), count = bytes_get_u64(&in), end;
-        struct staging_entry *entry;
+        struct stream_window_entry *entry;
         if (count == 0 || add_overflows(first, count, &end) || end > ws->index.header->nsamples ||
-            staging_get(ws->staging, first, count, &entry) < 0)
+            stream_window_get(ws->window, first, count, &entry) < 0)
             break;
-        staging_put(entry);
+        stream_window_put(entry);
     }
     return 0;
 }

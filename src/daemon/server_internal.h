@@ -81,7 +81,7 @@ struct fetch {
     struct list node; /* client.fetches */
     uint64_t id;
     struct wset *ws; /* a reference: the entries are in its window */
-    struct staging_entry **entries;
+    struct stream_window_entry **entries;
     uint32_t n, cap;
     uint32_t uid; /* who is charged for cap */
 };

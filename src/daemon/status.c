@@ -73,7 +73,7 @@ static json_t *set_summary(const struct wset *ws)
         !!(ws->flags & PROTO_WS_STREAMED),                                        //
         "explicit", !!(ws->flags & PROTO_WS_EXPLICIT), "leases", (int)ws->leases, //
         "mode", ws->mode & 0004 ? "public" : "private", "owner_uid", (int)ws->owner_uid, "window_held_bytes",
-        (json_int_t)(ws->staging ? staging_held_bytes(ws->staging) : 0));
+        (json_int_t)(ws->window ? stream_window_held_bytes(ws->window) : 0));
     /* A name may look like an escaped one: this tells them apart. */
     if (!utf8_valid(ws->name) || !utf8_valid(ws->spec))
         json_object_set_new(json, "escaped", json_true());
@@ -127,7 +127,7 @@ static json_t *set_details(struct wset *ws)
     json_object_set_new(json, "page_bytes", json_integer(page == UINT64_MAX ? 0 : (json_int_t)page));
     json_object_set_new(json, "generation", json_integer(atomic_load(&ws->live->generation)));
     json_object_set_new(json, "window_bytes",
-                        json_integer(ws->staging ? (json_int_t)staging_window_bytes(ws->staging) : 0));
+                        json_integer(ws->window ? (json_int_t)stream_window_bytes(ws->window) : 0));
     return json;
 }
 
@@ -188,7 +188,7 @@ uint64_t report_windows_bytes(const struct pool *pool)
     uint64_t bytes = 0;
     list_for_each (node, &pool->sets) {
         const struct wset *ws = container_of(node, struct wset, node);
-        bytes += ws->staging ? staging_window_bytes(ws->staging) : 0;
+        bytes += ws->window ? stream_window_bytes(ws->window) : 0;
     }
     return bytes + pool_scans_window_bytes(pool);
 }

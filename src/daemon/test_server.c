@@ -905,7 +905,7 @@ static void test_window_that_fails(void **state)
 {
     struct host h;
     struct leat_error err;
-    struct staging *staging;
+    struct stream_window *staging;
     struct rlimit had, none = {0};
     host_start(&h, 64 * MIB);
     struct answer a = open_as(&h, geteuid(), 0, "", h.data);
@@ -918,12 +918,12 @@ static void test_window_that_fails(void **state)
     none.rlim_max = had.rlim_max;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0); /* no file for its memory */
     for (unsigned k = 0; k < 3; k++)
-        assert_true(pool_staging(h.pool, a.ws, &staging, &err) < 0);
+        assert_true(pool_stream_window(h.pool, a.ws, &staging, &err) < 0);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &had), 0);
     assert_non_null(strstr(err.message, "no room for a window"));
     assert_int_equal(atomic_load(&h.pool->budget.used_bytes), used);
     assert_int_equal(atomic_load(&h.pool->table_bytes), tables);
-    assert_int_equal(pool_staging(h.pool, a.ws, &staging, &err), 0);
+    assert_int_equal(pool_stream_window(h.pool, a.ws, &staging, &err), 0);
     pool_unlease(a.ws);
     host_stop(&h, false);
 }

@@ -299,7 +299,7 @@ static uint64_t known_bytes(const struct wset *ws)
 
 uint64_t pool_window_tables(const struct wset *ws, uint64_t window)
 {
-    return staging_table_bytes(window) + known_bytes(ws);
+    return stream_window_table_bytes(window) + known_bytes(ws);
 }
 
 /* The largest window that fits `bytes` with its tables. */
@@ -346,13 +346,13 @@ static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *r
     return 0;
 }
 
-static void staging_ready(struct wset *ws)
+static void stream_window_ready(struct wset *ws)
 {
     if (ws->pool->advanced)
         ws->pool->advanced(ws->pool->user, ws);
 }
 
-static int staging_make(struct pool *pool, struct wset *ws, uint64_t window, struct leat_error *err)
+static int stream_window_make(struct pool *pool, struct wset *ws, uint64_t window, struct leat_error *err)
 {
     struct region *region = NULL;
     uint64_t tables = pool_window_tables(ws, window);
@@ -366,8 +366,9 @@ static int staging_make(struct pool *pool, struct wset *ws, uint64_t window, str
     }
     if (!ws->crc_known)
         ws->crc_known = calloc(MAX(known_bytes(ws), (uint64_t)1), 1);
-    code = ws->crc_known ? staging_new(pool->loop, pool->fill, ws, region, staging_ready, &ws->staging)
-                         : -ENOMEM;
+    code = ws->crc_known
+               ? stream_window_new(pool->loop, pool->fill, ws, region, stream_window_ready, &ws->window)
+               : -ENOMEM;
     if (code < 0) {
         region_unref(region);
         tables_give(ws, tables);
@@ -377,9 +378,10 @@ static int staging_make(struct pool *pool, struct wset *ws, uint64_t window, str
     return 0;
 }
 
-int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_staging, struct leat_error *err)
+int pool_stream_window(struct pool *pool, struct wset *ws, struct stream_window **ret_window,
+                       struct leat_error *err)
 {
-    if (!ws->staging) {
+    if (!ws->window) {
         /* A sample that was lost with its node: read from its source again, through a small window. Or a streamed set that another
          * node placed: it left a third of this node's part for a window. */
         uint64_t window = MAX(64 * MIB, 4 * window_least(ws)), own = 0;
@@ -391,11 +393,11 @@ int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_stagin
         window = align_down(MIN(window, window_in(ws, pool_room(pool), 4096)), 4096);
         if (window < window_least(ws))
             return error_set(err, LEAT_NO_SPACE, "the pool has no room to read lost samples again");
-        int code = staging_make(pool, ws, window, err);
+        int code = stream_window_make(pool, ws, window, err);
         if (code < 0)
             return code;
     }
-    *ret_staging = ws->staging;
+    *ret_window = ws->window;
     return 0;
 }
 
@@ -409,7 +411,7 @@ int pool_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_e
         code = admit(pool, ws, limit ? limit : UINT64_MAX, &ws->window_bytes, err);
     }
     if (code == 0 && ws->window_bytes)
-        code = staging_make(pool, ws, ws->window_bytes, err);
+        code = stream_window_make(pool, ws, ws->window_bytes, err);
     if (code == 0)
         code = pool_regions_make(pool, ws, 0, MIN(ws->index.header->address_end, ws->pinned_end), err);
     if (code == 0 && (ws->flags & PROTO_WS_STREAMED))

@@ -30,7 +30,7 @@ struct net_server;
 struct ready;
 struct wset;
 struct index;
-struct staging;
+struct stream_window;
 
 struct pool_config {
     uint64_t cap_bytes;         /* of all working sets on this host: regions, windows, tables, scratch */
@@ -182,7 +182,8 @@ int pool_access_for(struct pool *pool, uint32_t uid, const char *spec, struct ac
                     struct leat_error *err);
 
 /* Staging for streamed samples, made at first use. */
-int pool_staging(struct pool *pool, struct wset *ws, struct staging **ret_staging, struct leat_error *err);
+int pool_stream_window(struct pool *pool, struct wset *ws, struct stream_window **ret_window,
+                       struct leat_error *err);
 
 /* Host memory that can still be taken without pressing on others: MemAvailable and the cgroup's (v1 or v2) headroom. */
 uint64_t pool_memory_available(void);

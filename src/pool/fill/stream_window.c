@@ -29,10 +29,10 @@
 struct place {
     struct list node; /* staging.places, by offset */
     uint64_t offset, bytes;
-    struct staging_entry *entry;
+    struct stream_window_entry *entry;
 };
 
-struct staging {
+struct stream_window {
     struct loop *loop;
     struct fill *fill;
     struct wset *ws;
@@ -42,41 +42,41 @@ struct staging {
     struct list places;
     struct list *cursor; /* the place, or the list's head, before which the next one is tried first */
     uint64_t held_bytes;
-    struct staging_entry **buckets; /* entries by (first, count) */
+    struct stream_window_entry **buckets; /* entries by (first, count) */
     uint64_t mask;
 };
 
-struct staging_load {
+struct stream_window_load {
     struct fill_load load;
-    struct staging_entry *entry;
+    struct stream_window_entry *entry;
     int status;
     char *message;   /* of status */
     uint64_t extent; /* index_covered */
 };
 
-uint64_t staging_table_bytes(uint64_t window_bytes)
+uint64_t stream_window_table_bytes(uint64_t window_bytes)
 {
     /* An entry, its run, its place, and the load that is under way: rounded up to what malloc takes. */
-    const uint64_t each = sizeof(struct staging_entry) + sizeof(struct proto_run) + sizeof(struct place) +
-                          sizeof(struct staging_load) + 4 * 16;
-    static_assert(sizeof(struct staging_entry) + sizeof(struct proto_run) + sizeof(struct place) +
-                          sizeof(struct staging_load) + 4 * 16 <=
+    const uint64_t each = sizeof(struct stream_window_entry) + sizeof(struct proto_run) +
+                          sizeof(struct place) + sizeof(struct stream_window_load) + 4 * 16;
+    static_assert(sizeof(struct stream_window_entry) + sizeof(struct proto_run) + sizeof(struct place) +
+                          sizeof(struct stream_window_load) + 4 * 16 <=
                       INDEX_FILE_ALIGN / 8,
                   "a ninth of the pool's room for a window is enough for its tables");
     return window_bytes / INDEX_FILE_ALIGN * each + BUCKETS_LEAST * sizeof(void *) +
            window_bytes / (2 * INDEX_FILE_ALIGN) * sizeof(void *);
 }
 
-int staging_new(struct loop *loop, struct fill *fill, struct wset *ws, struct region *region,
-                void (*ready)(struct wset *ws), struct staging **ret_staging)
+int stream_window_new(struct loop *loop, struct fill *fill, struct wset *ws, struct region *region,
+                      void (*ready)(struct wset *ws), struct stream_window **ret_window)
 {
     uint64_t buckets = BUCKETS_LEAST;
     while (buckets < BUCKETS_MOST && buckets * 4 * INDEX_FILE_ALIGN < region->bytes)
         buckets *= 2;
-    struct staging *st = calloc(1, sizeof(*st));
+    struct stream_window *st = calloc(1, sizeof(*st));
     if (!st)
         return -ENOMEM;
-    *st = (struct staging){.loop = loop, .fill = fill, .ws = ws, .region = region, .ready = ready};
+    *st = (struct stream_window){.loop = loop, .fill = fill, .ws = ws, .region = region, .ready = ready};
     list_init(&st->entries);
     list_init(&st->places);
     st->cursor = &st->places;
@@ -86,41 +86,41 @@ int staging_new(struct loop *loop, struct fill *fill, struct wset *ws, struct re
         free(st);
         return -ENOMEM;
     }
-    *ret_staging = st;
+    *ret_window = st;
     return 0;
 }
 
-const struct region *staging_region(const struct staging *st)
+const struct region *stream_window_region(const struct stream_window *st)
 {
     return st->region;
 }
 
-uint64_t staging_window_bytes(const struct staging *st)
+uint64_t stream_window_bytes(const struct stream_window *st)
 {
     return st->region->bytes;
 }
 
-uint64_t staging_held_bytes(const struct staging *st)
+uint64_t stream_window_held_bytes(const struct stream_window *st)
 {
     return st->held_bytes;
 }
 
-static struct staging_entry **bucket_of(struct staging *st, uint64_t first, uint64_t count)
+static struct stream_window_entry **bucket_of(struct stream_window *st, uint64_t first, uint64_t count)
 {
     uint64_t h = (first * 0x9E3779B97F4A7C15ull) ^ (count * 0xC2B2AE3D27D4EB4Full);
     return &st->buckets[(h ^ h >> 32) & st->mask];
 }
 
-static void entry_free(struct staging_entry *entry)
+static void entry_free(struct stream_window_entry *entry)
 {
-    struct staging *st = entry->staging;
+    struct stream_window *st = entry->window;
     for (uint32_t k = 0; k < entry->nplaces; k++) {
         struct list *node = &entry->places[k].node;
         if (st->cursor == node)
             st->cursor = node->next;
         list_remove(node);
     }
-    struct staging_entry **at = bucket_of(st, entry->first, entry->count);
+    struct stream_window_entry **at = bucket_of(st, entry->first, entry->count);
     while (*at && *at != entry)
         at = &(*at)->next_in_bucket;
     if (*at)
@@ -132,12 +132,12 @@ static void entry_free(struct staging_entry *entry)
     free(entry);
 }
 
-void staging_free(struct staging *st)
+void stream_window_free(struct stream_window *st)
 {
     if (!st)
         return;
     list_for_each_safe (node, &st->entries) {
-        struct staging_entry *entry = container_of(node, struct staging_entry, node);
+        struct stream_window_entry *entry = container_of(node, struct stream_window_entry, node);
         assert(entry->loading == 0);
         entry_free(entry);
     }
@@ -147,8 +147,8 @@ void staging_free(struct staging *st)
 }
 
 /* -EAGAIN: the room is held or being filled, wherever one looks. */
-static int place_find(struct staging *st, uint64_t address, uint64_t bytes, struct staging_entry *entry,
-                      uint64_t *ret_offset)
+static int place_find(struct stream_window *st, uint64_t address, uint64_t bytes,
+                      struct stream_window_entry *entry, uint64_t *ret_offset)
 {
     uint64_t phase = address % INDEX_FILE_ALIGN;
     bool wrapped = false;
@@ -206,7 +206,7 @@ static void run_widen(const struct wset *ws, struct proto_run *run)
 }
 
 /* LEAT_NO_SPACE: more than the window holds. */
-static int entry_parts(const struct staging *st, const struct staging_entry *entry,
+static int entry_parts(const struct stream_window *st, const struct stream_window_entry *entry,
                        struct proto_run **ret_runs, uint32_t *ret_n)
 {
     const struct index *index = &st->ws->index;
@@ -231,7 +231,7 @@ static int entry_parts(const struct staging *st, const struct staging_entry *ent
                 runs = more;
             }
             runs[n++] =
-                (struct proto_run){.address = part.address, .bytes = part.bytes, .gid = PROTO_STAGING};
+                (struct proto_run){.address = part.address, .bytes = part.bytes, .gid = PROTO_STREAM_WINDOW};
         }
     }
     *ret_runs = TAKE_PTR(runs);
@@ -239,7 +239,7 @@ static int entry_parts(const struct staging *st, const struct staging_entry *ent
     return 0;
 }
 
-static int entry_runs(struct staging *st, struct staging_entry *entry)
+static int entry_runs(struct stream_window *st, struct stream_window_entry *entry)
 {
     struct wset *ws = st->ws;
     struct proto_run *runs = NULL;
@@ -272,7 +272,7 @@ static int entry_runs(struct staging *st, struct staging_entry *entry)
 static void check_part(void *user, uint64_t i, unsigned f, const struct index_part *part, uint64_t offset,
                        uint64_t bytes)
 {
-    struct staging_load *sl = user;
+    struct stream_window_load *sl = user;
     struct fill_load *load = &sl->load;
     if (i < sl->entry->first || i >= sl->entry->first + sl->entry->count || bytes != part->bytes ||
         sl->status < 0)
@@ -294,27 +294,27 @@ static void check_part(void *user, uint64_t i, unsigned f, const struct index_pa
     }
 }
 
-static void entry_hold(struct staging_entry *entry)
+static void entry_hold(struct stream_window_entry *entry)
 {
     if (entry->refs++ == 0)
-        entry->staging->held_bytes += entry->bytes;
+        entry->window->held_bytes += entry->bytes;
 }
 
 static void load_ended(void *arg)
 {
-    struct staging_load *sl = arg;
-    struct staging_entry *entry = sl->entry;
+    struct stream_window_load *sl = arg;
+    struct stream_window_entry *entry = sl->entry;
     struct wset *ws = sl->load.ws;
     if (sl->status < 0 && entry->code == 0) {
         entry->code = sl->status;
         entry->message = TAKE_PTR(sl->message);
     }
     if (--entry->loading == 0) {
-        entry->state = entry->code ? STAGING_FAILED : STAGING_READY;
+        entry->state = entry->code ? STREAM_WINDOW_FAILED : STREAM_WINDOW_READY;
         /* Its readers may let go of it in ready(): it stays until that is over. */
         entry_hold(entry);
-        entry->staging->ready(ws);
-        staging_put(entry);
+        entry->window->ready(ws);
+        stream_window_put(entry);
     }
     free(sl->message);
     free(sl);
@@ -323,19 +323,19 @@ static void load_ended(void *arg)
 
 static void load_done(struct fill_load *load, int status, const char *message)
 {
-    struct staging_load *sl = container_of(load, struct staging_load, load);
+    struct stream_window_load *sl = container_of(load, struct stream_window_load, load);
     sl->status = status;
     sl->message = status < 0 ? strdup(message) : NULL;
     if (status == 0)
         wset_parts_in(load->ws, load->address, load->address + load->bytes, check_part, sl);
-    struct loop *loop = sl->entry->staging->loop;
+    struct loop *loop = sl->entry->window->loop;
     while (loop_post(loop, load_ended, sl) < 0)
         usleep(10000); /* out of memory: its readers are still there, and so are we */
 }
 
-static int run_load(struct staging *st, struct staging_entry *entry, const struct proto_run *run)
+static int run_load(struct stream_window *st, struct stream_window_entry *entry, const struct proto_run *run)
 {
-    struct staging_load *sl = calloc(1, sizeof(*sl));
+    struct stream_window_load *sl = calloc(1, sizeof(*sl));
     if (!sl)
         return -ENOMEM;
     sl->entry = entry;
@@ -350,20 +350,21 @@ static int run_load(struct staging *st, struct staging_entry *entry, const struc
     return 0;
 }
 
-int staging_get(struct staging *st, uint64_t first, uint64_t count, struct staging_entry **ret_entry)
+int stream_window_get(struct stream_window *st, uint64_t first, uint64_t count,
+                      struct stream_window_entry **ret_entry)
 {
-    struct staging_entry **bucket = bucket_of(st, first, count);
-    for (struct staging_entry *entry = *bucket; entry; entry = entry->next_in_bucket) {
-        if (entry->first == first && entry->count == count && entry->state != STAGING_FAILED) {
+    struct stream_window_entry **bucket = bucket_of(st, first, count);
+    for (struct stream_window_entry *entry = *bucket; entry; entry = entry->next_in_bucket) {
+        if (entry->first == first && entry->count == count && entry->state != STREAM_WINDOW_FAILED) {
             entry_hold(entry);
             *ret_entry = entry;
             return 0;
         }
     }
-    struct staging_entry *entry = calloc(1, sizeof(*entry));
+    struct stream_window_entry *entry = calloc(1, sizeof(*entry));
     if (!entry)
         return -ENOMEM;
-    *entry = (struct staging_entry){.staging = st, .first = first, .count = count, .refs = 1};
+    *entry = (struct stream_window_entry){.window = st, .first = first, .count = count, .refs = 1};
     list_init(&entry->node);
     int code = entry_runs(st, entry);
     uint64_t bytes = 0;
@@ -390,18 +391,18 @@ int staging_get(struct staging *st, uint64_t first, uint64_t count, struct stagi
         entry->code = code;
     }
     if (--entry->loading == 0)
-        entry->state = entry->code ? STAGING_FAILED : STAGING_READY;
+        entry->state = entry->code ? STREAM_WINDOW_FAILED : STREAM_WINDOW_READY;
     *ret_entry = entry;
     return 0;
 }
 
-void staging_put(struct staging_entry *entry)
+void stream_window_put(struct stream_window_entry *entry)
 {
     assert(entry->refs > 0);
     if (--entry->refs > 0)
         return;
-    entry->staging->held_bytes -= entry->bytes;
+    entry->window->held_bytes -= entry->bytes;
     /* One without bytes takes no room, so nothing would ever push it out. */
-    if (entry->state == STAGING_FAILED || (entry->nruns == 0 && entry->loading == 0))
+    if (entry->state == STREAM_WINDOW_FAILED || (entry->nruns == 0 && entry->loading == 0))
         entry_free(entry);
 }

@@ -14,18 +14,18 @@
 struct fill;
 struct loop;
 struct region;
-struct staging;
+struct stream_window;
 struct wset;
 
-enum staging_state { STAGING_LOADING, STAGING_READY, STAGING_FAILED };
+enum stream_window_state { STREAM_WINDOW_LOADING, STREAM_WINDOW_READY, STREAM_WINDOW_FAILED };
 
-struct staging_entry {
+struct stream_window_entry {
     struct list node; /* staging's */
-    struct staging_entry *next_in_bucket;
-    struct staging *staging;
+    struct stream_window_entry *next_in_bucket;
+    struct stream_window *window;
     uint64_t first, count; /* samples */
     unsigned refs;
-    enum staging_state state;
+    enum stream_window_state state;
     int code;
     char *message; /* why it FAILED; NULL: for want of memory */
     struct proto_run *runs;
@@ -35,22 +35,23 @@ struct staging_entry {
 };
 
 /* `ready` is called on the loop when an entry that was loading is READY or FAILED. `region` is taken. */
-int staging_new(struct loop *loop, struct fill *fill, struct wset *ws, struct region *region,
-                void (*ready)(struct wset *ws), struct staging **ret_staging);
+int stream_window_new(struct loop *loop, struct fill *fill, struct wset *ws, struct region *region,
+                      void (*ready)(struct wset *ws), struct stream_window **ret_window);
 /* No entry may be loading (the working set's last reference is gone). NULL is fine. */
-void staging_free(struct staging *st);
+void stream_window_free(struct stream_window *st);
 /* The most memory that the entries of a window of this size take: a place begins a block, so there are no more than blocks. */
-uint64_t staging_table_bytes(uint64_t window_bytes);
-const struct region *staging_region(const struct staging *st);
+uint64_t stream_window_table_bytes(uint64_t window_bytes);
+const struct region *stream_window_region(const struct stream_window *st);
 
 /*
  * An entry for samples [first, first + count), with a reference. It may still be LOADING. LEAT_NO_SPACE: larger than the window;
  * -EAGAIN: the room is held by readers now; -ENOMEM.
  */
-int staging_get(struct staging *st, uint64_t first, uint64_t count, struct staging_entry **ret_entry);
-void staging_put(struct staging_entry *entry);
-uint64_t staging_window_bytes(const struct staging *st);
+int stream_window_get(struct stream_window *st, uint64_t first, uint64_t count,
+                      struct stream_window_entry **ret_entry);
+void stream_window_put(struct stream_window_entry *entry);
+uint64_t stream_window_bytes(const struct stream_window *st);
 /* What readers hold now. */
-uint64_t staging_held_bytes(const struct staging *st);
+uint64_t stream_window_held_bytes(const struct stream_window *st);
 
 #endif

@@ -52,7 +52,7 @@ static struct wset *streamed(const char *spec, uint64_t window_bytes)
     struct region *window;
     struct region_source source = {.huge = false, .huge_dir = -1};
     assert_int_equal(region_new(&source, window_bytes, window_bytes, NULL, &window, NULL), 0);
-    assert_int_equal(staging_new(loop, fill, ws, window, ready, &ws->staging), 0);
+    assert_int_equal(stream_window_new(loop, fill, ws, window, ready, &ws->window), 0);
     return ws;
 }
 
@@ -60,20 +60,20 @@ static void release(struct wset *ws)
 {
     while (atomic_load(&ws->refs) != 1)
         loop_turn(loop, 10);
-    assert_int_equal(staging_held_bytes(ws->staging), 0);
+    assert_int_equal(stream_window_held_bytes(ws->window), 0);
     wset_unref(ws);
 }
 
-static void wait_loaded(const struct staging_entry *entry)
+static void wait_loaded(const struct stream_window_entry *entry)
 {
-    while (entry->state == STAGING_LOADING)
+    while (entry->state == STREAM_WINDOW_LOADING)
         loop_turn(loop, 1000);
 }
 
-static struct staging_entry *get(struct wset *ws, uint64_t first, uint64_t count)
+static struct stream_window_entry *get(struct wset *ws, uint64_t first, uint64_t count)
 {
-    struct staging_entry *entry = NULL;
-    int code = staging_get(ws->staging, first, count, &entry);
+    struct stream_window_entry *entry = NULL;
+    int code = stream_window_get(ws->window, first, count, &entry);
     if (code < 0)
         fail_msg("samples %u+%u: %d", (unsigned)first, (unsigned)count, code);
     wait_loaded(entry);
@@ -81,14 +81,14 @@ static struct staging_entry *get(struct wset *ws, uint64_t first, uint64_t count
 }
 
 /* Every part of the range lies in one run of the entry, and is the file's. */
-static void check(const struct wset *ws, const struct staging_entry *entry)
+static void check(const struct wset *ws, const struct stream_window_entry *entry)
 {
     struct index_part part;
-    assert_int_equal(entry->state, STAGING_READY);
+    assert_int_equal(entry->state, STREAM_WINDOW_READY);
     for (uint32_t r = 0; r < entry->nruns; r++) {
-        assert_int_equal(entry->runs[r].gid, PROTO_STAGING);
+        assert_int_equal(entry->runs[r].gid, PROTO_STREAM_WINDOW);
         assert_int_equal(entry->runs[r].offset % 4096, entry->runs[r].address % 4096);
-        assert_true(entry->runs[r].offset + entry->runs[r].bytes <= staging_window_bytes(ws->staging));
+        assert_true(entry->runs[r].offset + entry->runs[r].bytes <= stream_window_bytes(ws->window));
         assert_true(r == 0 || entry->runs[r].address > entry->runs[r - 1].address + entry->runs[r - 1].bytes);
     }
     for (uint64_t i = entry->first; i < entry->first + entry->count; i++) {
@@ -102,7 +102,7 @@ static void check(const struct wset *ws, const struct staging_entry *entry)
                     continue;
                 found++;
                 const uint8_t *at =
-                    staging_region(ws->staging)->addr + run->offset + (part.address - run->address);
+                    stream_window_region(ws->window)->addr + run->offset + (part.address - run->address);
                 for (uint64_t b = 0; b < part.bytes; b++)
                     assert_int_equal(at[b], testing_byte(f + 1, i * part.bytes + b));
             }
@@ -115,20 +115,20 @@ static void test_runs(void **state)
 {
     struct wset *ws = streamed("x=a.npy;y=b.npy", 1 * MIB);
     /* Neighbours are one run, in each array. */
-    struct staging_entry *e = get(ws, 10, 20);
+    struct stream_window_entry *e = get(ws, 10, 20);
     assert_int_equal(e->nruns, 2);
     assert_true(e->runs[0].bytes >= 20 * 5003 && e->runs[0].bytes < 20 * 5003 + 8192);
     check(ws, e);
-    staging_put(e);
+    stream_window_put(e);
     e = get(ws, 0, 1);
     check(ws, e);
-    staging_put(e);
+    stream_window_put(e);
     e = get(ws, 299, 1);
     check(ws, e);
-    staging_put(e);
+    stream_window_put(e);
     e = get(ws, 7, 0);
     assert_int_equal(e->nruns, 0);
-    staging_put(e);
+    stream_window_put(e);
     release(ws);
 }
 
@@ -136,10 +136,10 @@ static void test_runs(void **state)
 static void test_merging(void **state)
 {
     struct wset *ws = streamed("small", 1 * MIB);
-    struct staging_entry *e = get(ws, 0, 8);
+    struct stream_window_entry *e = get(ws, 0, 8);
     assert_int_equal(e->nruns, 1);
-    assert_int_equal(e->state, STAGING_READY);
-    staging_put(e);
+    assert_int_equal(e->state, STREAM_WINDOW_READY);
+    stream_window_put(e);
     release(ws);
 }
 
@@ -147,25 +147,25 @@ static void test_sharing(void **state)
 {
     struct wset *ws = streamed("a.npy", 1 * MIB);
     uint64_t before = bytes_read();
-    struct staging_entry *one, *two, *three;
-    assert_int_equal(staging_get(ws->staging, 20, 4, &one), 0);
-    assert_int_equal(one->state, STAGING_LOADING);
-    assert_int_equal(staging_get(ws->staging, 20, 4, &two), 0); /* while it loads */
+    struct stream_window_entry *one, *two, *three;
+    assert_int_equal(stream_window_get(ws->window, 20, 4, &one), 0);
+    assert_int_equal(one->state, STREAM_WINDOW_LOADING);
+    assert_int_equal(stream_window_get(ws->window, 20, 4, &two), 0); /* while it loads */
     assert_ptr_equal(one, two);
     wait_loaded(one);
     check(ws, one);
     uint64_t once = bytes_read() - before;
-    uint64_t held = staging_held_bytes(ws->staging);
+    uint64_t held = stream_window_held_bytes(ws->window);
     assert_true(held > 0);
-    staging_put(one);
-    assert_int_equal(staging_held_bytes(ws->staging), held);
-    staging_put(two);
-    assert_int_equal(staging_held_bytes(ws->staging), 0);
+    stream_window_put(one);
+    assert_int_equal(stream_window_held_bytes(ws->window), held);
+    stream_window_put(two);
+    assert_int_equal(stream_window_held_bytes(ws->window), 0);
     three = get(ws, 20, 4); /* it is still there */
     assert_ptr_equal(three, one);
     assert_int_equal(bytes_read() - before, once);
-    assert_int_equal(staging_held_bytes(ws->staging), held);
-    staging_put(three);
+    assert_int_equal(stream_window_held_bytes(ws->window), held);
+    stream_window_put(three);
     release(ws);
 }
 
@@ -173,21 +173,21 @@ static void test_sharing(void **state)
 static void test_room(void **state)
 {
     struct wset *ws = streamed("a.npy", 128 * KIB);
-    struct staging_entry *a = get(ws, 0, 7), *b = get(ws, 50, 7), *c = get(ws, 100, 7), *d = NULL, *e;
+    struct stream_window_entry *a = get(ws, 0, 7), *b = get(ws, 50, 7), *c = get(ws, 100, 7), *d = NULL, *e;
     check(ws, a);
     check(ws, b);
     check(ws, c);
     assert_true(a->runs[0].offset < b->runs[0].offset && b->runs[0].offset < c->runs[0].offset);
     /* Everybody holds: the fourth waits, and takes nothing with it. */
-    uint64_t held = staging_held_bytes(ws->staging);
-    assert_int_equal(staging_get(ws->staging, 150, 7, &d), -EAGAIN);
-    assert_int_equal(staging_held_bytes(ws->staging), held);
+    uint64_t held = stream_window_held_bytes(ws->window);
+    assert_int_equal(stream_window_get(ws->window, 150, 7, &d), -EAGAIN);
+    assert_int_equal(stream_window_held_bytes(ws->window), held);
     check(ws, a);
     check(ws, b);
     check(ws, c);
     /* The one in the middle is let go: the fourth lies there. */
     uint64_t place = b->runs[0].offset, before = bytes_read();
-    staging_put(b);
+    stream_window_put(b);
     d = get(ws, 150, 7);
     assert_true(d->runs[0].offset / 4096 == place / 4096);
     check(ws, d);
@@ -195,8 +195,8 @@ static void test_room(void **state)
     check(ws, c);
     assert_true(bytes_read() > before);
     /* The ring goes on behind the fourth: c makes room though a is older, and a stays. */
-    staging_put(a);
-    staging_put(c);
+    stream_window_put(a);
+    stream_window_put(c);
     b = get(ws, 50, 7);
     check(ws, b);
     check(ws, d);
@@ -205,14 +205,14 @@ static void test_room(void **state)
     assert_ptr_equal(e, a);
     check(ws, e);
     assert_int_equal(bytes_read(), before);
-    assert_int_equal(staging_get(ws->staging, 100, 7, &c), -EAGAIN);
-    staging_put(e);
+    assert_int_equal(stream_window_get(ws->window, 100, 7, &c), -EAGAIN);
+    stream_window_put(e);
     c = get(ws, 100, 7);
     assert_true(bytes_read() > before);
     check(ws, c);
-    staging_put(b);
-    staging_put(c);
-    staging_put(d);
+    stream_window_put(b);
+    stream_window_put(c);
+    stream_window_put(d);
     release(ws);
 }
 
@@ -220,31 +220,31 @@ static void test_room(void **state)
 static void test_let_go_while_loading(void **state)
 {
     struct wset *ws = streamed("a.npy", 128 * KIB);
-    struct staging_entry *e[3], *d;
+    struct stream_window_entry *e[3], *d;
     for (unsigned k = 0; k < 3; k++) {
-        assert_int_equal(staging_get(ws->staging, k * 50, 7, &e[k]), 0);
-        staging_put(e[k]);
+        assert_int_equal(stream_window_get(ws->window, k * 50, 7, &e[k]), 0);
+        stream_window_put(e[k]);
     }
-    assert_int_equal(staging_get(ws->staging, 150, 7, &d), -EAGAIN);
+    assert_int_equal(stream_window_get(ws->window, 150, 7, &d), -EAGAIN);
     unsigned before = nready;
     while (nready < before + 3)
         loop_turn(loop, 1000);
     d = get(ws, 150, 7);
     check(ws, d);
-    staging_put(d);
+    stream_window_put(d);
     release(ws);
 }
 
 static void test_larger_than_the_window(void **state)
 {
     struct wset *ws = streamed("a.npy", 64 * KIB);
-    struct staging_entry *e;
-    assert_int_equal(staging_get(ws->staging, 0, 14, &e), LEAT_NO_SPACE);
-    assert_int_equal(staging_get(ws->staging, 0, 300, &e), LEAT_NO_SPACE);
-    assert_int_equal(staging_held_bytes(ws->staging), 0);
+    struct stream_window_entry *e;
+    assert_int_equal(stream_window_get(ws->window, 0, 14, &e), LEAT_NO_SPACE);
+    assert_int_equal(stream_window_get(ws->window, 0, 300, &e), LEAT_NO_SPACE);
+    assert_int_equal(stream_window_held_bytes(ws->window), 0);
     e = get(ws, 0, 8);
     check(ws, e);
-    staging_put(e);
+    stream_window_put(e);
     release(ws);
 }
 
@@ -252,19 +252,19 @@ static void test_larger_than_the_window(void **state)
 static void test_churn(void **state)
 {
     struct wset *ws = streamed("x=a.npy;y=b.npy", 256 * KIB);
-    struct staging_entry *held[8] = {NULL}, *e;
+    struct stream_window_entry *held[8] = {NULL}, *e;
     uint64_t rng = 5, refused = 0;
     for (unsigned k = 0; k < 1500; k++) {
         rng = rng * 6364136223846793005ull + 1442695040888963407ull;
         unsigned slot = (unsigned)(rng >> 33) % 8;
         if (held[slot]) {
             check(ws, held[slot]);
-            staging_put(held[slot]);
+            stream_window_put(held[slot]);
             held[slot] = NULL;
             continue;
         }
         uint64_t count = 1 + (rng >> 40) % 9, first = (rng >> 20) % (300 - count);
-        int code = staging_get(ws->staging, first, count, &e);
+        int code = stream_window_get(ws->window, first, count, &e);
         if (code == -EAGAIN) {
             refused++;
             loop_turn(loop, 0);
@@ -278,7 +278,7 @@ static void test_churn(void **state)
     assert_true(refused > 0 && refused < 1000);
     for (unsigned k = 0; k < 8; k++) {
         if (held[k])
-            staging_put(held[k]);
+            stream_window_put(held[k]);
     }
     release(ws);
 }
@@ -296,8 +296,8 @@ static void test_failed_is_not_kept(void **state)
     touch("f.npy", 1000);
     struct wset *ws = streamed("f.npy", 1 * MIB);
     touch("f.npy", 2000);
-    struct staging_entry *one = get(ws, 0, 4), *two;
-    assert_int_equal(one->state, STAGING_FAILED);
+    struct stream_window_entry *one = get(ws, 0, 4), *two;
+    assert_int_equal(one->state, STREAM_WINDOW_FAILED);
     assert_int_equal(one->code, LEAT_STALE);
     assert_non_null(strstr(one->message, "f.npy changed after it was indexed"));
     /* Asked again while somebody still looks at the failure: it is tried again. */
@@ -305,11 +305,11 @@ static void test_failed_is_not_kept(void **state)
     two = get(ws, 0, 4);
     assert_ptr_not_equal(one, two);
     check(ws, two);
-    staging_put(one);
-    staging_put(two);
+    stream_window_put(one);
+    stream_window_put(two);
     two = get(ws, 0, 4);
     check(ws, two);
-    staging_put(two);
+    stream_window_put(two);
     release(ws);
 }
 
@@ -322,11 +322,11 @@ static void test_index_changes_underneath(void **state)
     off_t at = (off_t)ws->index.header->sections[INDEX_EXTENTS].offset;
     e.bytes = e.source_bytes = 1000;
     assert_int_equal(pwrite(ws->index_fd, &e, sizeof(e), at), sizeof(e));
-    struct staging_entry *entry = get(ws, 0, 4);
-    assert_int_equal(entry->state, STAGING_FAILED);
+    struct stream_window_entry *entry = get(ws, 0, 4);
+    assert_int_equal(entry->state, STREAM_WINDOW_FAILED);
     assert_int_equal(entry->code, LEAT_CORRUPT);
     assert_non_null(strstr(entry->message, "its index is damaged"));
-    staging_put(entry);
+    stream_window_put(entry);
     release(ws);
 }
 
@@ -335,20 +335,20 @@ static void test_reads_differently(void **state)
 {
     touch("f.npy", 1000);
     struct wset *ws = streamed("f.npy", 64 * KIB);
-    staging_put(get(ws, 0, 4));
-    staging_put(get(ws, 20, 8)); /* pushes the first out */
-    staging_put(get(ws, 30, 8));
+    stream_window_put(get(ws, 0, 4));
+    stream_window_put(get(ws, 20, 8)); /* pushes the first out */
+    stream_window_put(get(ws, 30, 8));
     char path[1024];
     snprintf(path, sizeof(path), "%s/f.npy", testing_folder());
     int fd = open(path, O_WRONLY | O_CLOEXEC);
     assert_int_equal(pwrite(fd, "XXXXXXXXXXXX", 12, 5000), 12);
     close(fd);
     touch("f.npy", 1000);
-    struct staging_entry *e = get(ws, 0, 4);
-    assert_int_equal(e->state, STAGING_FAILED);
+    struct stream_window_entry *e = get(ws, 0, 4);
+    assert_int_equal(e->state, STREAM_WINDOW_FAILED);
     assert_int_equal(e->code, LEAT_CORRUPT);
     assert_non_null(strstr(e->message, "reads differently than the first time"));
-    staging_put(e);
+    stream_window_put(e);
     release(ws);
 }
 
@@ -358,9 +358,9 @@ static void test_allocations(void **state)
     struct wset *ws = streamed("a.npy", 64 * KIB);
     unsigned nrefused = 0;
     for (unsigned nth = 1; nth < 40; nth++) {
-        struct staging_entry *e = NULL;
+        struct stream_window_entry *e = NULL;
         failalloc_arm(nth);
-        int code = staging_get(ws->staging, nth, 3, &e);
+        int code = stream_window_get(ws->window, nth, 3, &e);
         if (code == 0)
             wait_loaded(e);
         unsigned asked = failalloc_disarm();
@@ -368,13 +368,13 @@ static void test_allocations(void **state)
             assert_int_equal(code, -ENOMEM);
             nrefused++;
         } else {
-            if (e->state == STAGING_FAILED)
+            if (e->state == STREAM_WINDOW_FAILED)
                 assert_int_equal(e->code, -ENOMEM);
             else
                 check(ws, e);
-            staging_put(e);
+            stream_window_put(e);
         }
-        assert_int_equal(staging_held_bytes(ws->staging), 0);
+        assert_int_equal(stream_window_held_bytes(ws->window), 0);
         if (asked < nth)
             break;
         assert_true(nth < 39);

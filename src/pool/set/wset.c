@@ -225,7 +225,7 @@ void wset_unref(struct wset *ws)
     if (!ws || atomic_fetch_sub(&ws->refs, 1) != 1)
         return;
     assert(list_empty(&ws->waiters) && list_empty(&ws->fill_node));
-    staging_free(ws->staging);
+    stream_window_free(ws->window);
     access_unref(ws->access);
     source_groups_unref(ws->owner_groups);
     for (uint32_t g = 0; g < ws->nregions; g++)

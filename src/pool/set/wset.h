@@ -22,7 +22,7 @@
 struct access;
 struct pool;
 struct region;
-struct staging;
+struct stream_window;
 struct wset;
 
 enum wset_state { WSET_FILLING, WSET_READY, WSET_ENDING };
@@ -130,7 +130,7 @@ struct wset {
     /* How they are read: set before anything is filled; a reference. NULL: as anybody. */
     struct access *access;
 
-    struct staging *staging; /* NULL until first needed */
+    struct stream_window *window; /* NULL until first needed */
 };
 
 /*

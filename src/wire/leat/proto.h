@@ -209,9 +209,10 @@ struct proto_ws {
  * by range as asked for; runs of different ranges may overlap (direct I/O widens them to whole blocks). */
 struct proto_run {
     uint64_t address, bytes, offset;
-    uint32_t gid; /* PROTO_STAGING | n: its descriptor comes with the reply the first time, else by REGIONS */
+    uint32_t
+        gid; /* PROTO_STREAM_WINDOW | n: its descriptor comes with the reply the first time, else by REGIONS */
 };
-#define PROTO_STAGING 0x80000000u
+#define PROTO_STREAM_WINDOW 0x80000000u
 struct proto_fetched {
     uint64_t lease;
     uint32_t nruns;

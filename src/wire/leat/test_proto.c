@@ -233,14 +233,15 @@ static void test_ws(void **state)
 
 static void test_fetched(void **state)
 {
-    struct proto_run runs[] = {{100, 50, 0, PROTO_STAGING | 1}, {150, 10, 4096, PROTO_STAGING | 2}};
+    struct proto_run runs[] = {{100, 50, 0, PROTO_STREAM_WINDOW | 1},
+                               {150, 10, 4096, PROTO_STREAM_WINDOW | 2}};
     struct proto_fetched m = {.lease = 42, .nruns = 2, .runs = runs}, g;
     struct bytes_out out = {0};
     proto_fetched_put(&out, &m);
     assert_int_equal(proto_fetched_get(out.data, out.len, &g), 0);
     assert_int_equal(g.lease, 42);
     assert_int_equal(g.runs[1].offset, 4096);
-    assert_int_equal(g.runs[1].gid, PROTO_STAGING | 2);
+    assert_int_equal(g.runs[1].gid, PROTO_STREAM_WINDOW | 2);
     proto_fetched_fini(&g);
     ASSERT_EXACT(proto_fetched_get, proto_fetched_fini, &out, proto_fetched);
     runs[1].address = 90; /* neither order nor distance is promised: ranges come as they were asked for */
