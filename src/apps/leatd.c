@@ -220,7 +220,7 @@ static struct pool_config pool_settings(const struct config *config, int huge_di
     return (struct pool_config){
         .cap_bytes = config->pool_bytes,
         .region_bytes = config->region_bytes,
-        .ready_bytes = config->ready_bytes,
+        .prefault_bytes = config->prefault_bytes,
         .pages = {.huge = config->huge_pages, .huge_dir = huge_dir},
         .fill_threads = config->disk_threads,
         .data_threads = config->data_threads,

@@ -76,7 +76,7 @@ static int set_pool(struct config *c, const char *key, const char *value, struct
         return 0;
     }
     if (!strcmp(key, "ready")) {
-        c->ready_bytes = bytes;
+        c->prefault_bytes = bytes;
         return 0;
     }
     if (bytes < 64 * KIB || (bytes & (bytes - 1)))
@@ -351,9 +351,9 @@ int config_finish(struct config *c, struct leat_error *err)
         c->pool_bytes = pool_default_cap();
     if (!c->region_bytes)
         c->region_bytes = pool_default_region(c->pool_bytes);
-    if (c->ready_bytes > c->pool_bytes) {
+    if (c->prefault_bytes > c->pool_bytes) {
         char ready[32], pool[32];
-        size_format(c->ready_bytes, ready);
+        size_format(c->prefault_bytes, ready);
         size_format(c->pool_bytes, pool);
         return error_set(
             err, LEAT_INVALID,

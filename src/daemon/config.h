@@ -11,7 +11,7 @@
 struct config {
     /* [pool] */
     uint64_t pool_bytes, region_bytes; /* 0 until config_finish: chosen from what the host has */
-    uint64_t ready_bytes;              /* 0: none */
+    uint64_t prefault_bytes;           /* 0: none */
     bool huge_pages;
     /* [daemon] */
     bool system;

@@ -110,9 +110,9 @@ static void rdma_text(struct text *t, struct pool *pool)
 
 static void pool_text(struct text *t, struct pool *pool)
 {
-    struct ready_stats ready;
+    struct prefault_stats ready;
     struct fill_stats fill;
-    ready_stats(pool->ready, &ready);
+    prefault_stats(pool->ready, &ready);
     fill_stats(pool->fill, &fill);
     metric(t, "pool_cap_bytes", "gauge",
            "Most memory that working sets may take: samples, windows, tables, scratch.",

@@ -262,8 +262,8 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
                   (json_int_t)regions, "huge_pages_asked", pool->config.pages.huge, "page_bytes",
                   (json_int_t)(huge ? 2 * MIB : page), "page_source",
                   region_pages_name(region_pages(&pool->config.pages, pool->config.region_bytes))));
-    struct ready_stats ready;
-    ready_stats(pool->ready, &ready);
+    struct prefault_stats ready;
+    prefault_stats(pool->ready, &ready);
     json_object_set_new(json_object_get(json, "pool"), "ready",
                         json_pack("{s:I, s:I, s:I, s:I, s:I}", "target_bytes", (json_int_t)ready.target_bytes,
                                   "bytes", (json_int_t)ready.bytes, "made_bytes",

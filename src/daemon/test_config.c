@@ -44,7 +44,7 @@ static void test_every_key(void **state)
     assert_int_equal(config_finish(&c, &err), 0);
     assert_int_equal(c.pool_bytes, 3 * GIB);
     assert_int_equal(c.region_bytes, 64 * MIB);
-    assert_int_equal(c.ready_bytes, 1 * GIB);
+    assert_int_equal(c.prefault_bytes, 1 * GIB);
     assert_false(c.huge_pages);
     assert_true(c.system);
     assert_string_equal(c.socket, "/run/x.sock");
@@ -83,7 +83,7 @@ static void test_defaults(void **state)
     assert_int_equal(config_set(&c, "daemon", "socket", "/tmp/s", NULL), 0);
     assert_int_equal(config_finish(&c, NULL), 0);
     assert_true(c.huge_pages);
-    assert_int_equal(c.ready_bytes, 0);
+    assert_int_equal(c.prefault_bytes, 0);
     assert_false(c.system);
     assert_int_equal(c.linger_ns, 120ull * 1000000000);
     assert_int_equal(c.disk_depth, 16);

@@ -77,7 +77,7 @@ static void host_start_ready(struct host *h, uint64_t cap_bytes, uint64_t ready)
     struct leat_error err = {0};
     struct pool_config pc = {.cap_bytes = cap_bytes,
                              .region_bytes = 2 * MIB,
-                             .ready_bytes = ready,
+                             .prefault_bytes = ready,
                              .pages = {.huge_dir = -1},
                              .fill_threads = 2,
                              .data_threads = 1,
@@ -705,12 +705,12 @@ static void test_loaded_again_as_it_was(void **state)
     host_stop(&h, false);
 }
 
-static struct ready_stats ready_of(struct host *h, uint64_t wanted_bytes)
+static struct prefault_stats ready_of(struct host *h, uint64_t wanted_bytes)
 {
-    struct ready_stats stats;
+    struct prefault_stats stats;
     do {
         usleep(1000);
-        ready_stats(h->pool->ready, &stats);
+        prefault_stats(h->pool->ready, &stats);
     } while (stats.bytes != wanted_bytes);
     return stats;
 }
@@ -729,8 +729,8 @@ static void test_ready_memory_is_free_memory(void **state)
     uint64_t second = open_set(fd, PROTO_OPEN, "b", h.more, &b, NULL);
     assert_int_equal(wait_for(fd, second), 0);
     assert_false((a.flags | b.flags) & PROTO_WS_STREAMED);
-    struct ready_stats stats;
-    ready_stats(h.pool->ready, &stats);
+    struct prefault_stats stats;
+    prefault_stats(h.pool->ready, &stats);
     assert_true(stats.taken_bytes >= 16 * MIB);
     assert_true(stats.made_bytes <= stats.bytes + stats.taken_bytes + stats.given_up_bytes);
     assert_int_equal(close_set(fd, id), 0);
@@ -759,8 +759,8 @@ static void test_ready_memory_gives_way_to_a_window(void **state)
     proto_ws_fini(&ws);
     assert_int_equal(fetch(fd, id, ROWS - 8, 8, &lease), 0);
     release(fd, lease);
-    struct ready_stats stats;
-    ready_stats(h.pool->ready, &stats);
+    struct prefault_stats stats;
+    prefault_stats(h.pool->ready, &stats);
     assert_true(stats.given_up_bytes >= 1 * MIB);
     assert_true(atomic_load(&h.pool->budget.peak_bytes) <= 4 * MIB);
     close(fd);
@@ -776,10 +776,10 @@ static void test_ready_memory_serves_once(void **state)
     int kept[8];
     unsigned n = 0;
     for (unsigned turn = 0; turn < 2; turn++) {
-        struct ready_stats stats = {0};
+        struct prefault_stats stats = {0};
         while (stats.bytes != 8 * MIB) {
             loop_turn(h.loop, 1);
-            ready_stats(h.pool->ready, &stats);
+            prefault_stats(h.pool->ready, &stats);
         }
         struct answer a = open_as(&h, geteuid(), 0, "", h.data);
         assert_int_equal(a.code, 0);
@@ -788,7 +788,7 @@ static void test_ready_memory_serves_once(void **state)
         for (unsigned g = 0; g < 4; g++) {
             struct stat st;
             assert_int_equal(fstat(a.ws->regions[g].region->fd, &st), 0);
-            assert_true(atomic_load(&a.ws->regions[g].region->ready_bytes) > 0);
+            assert_true(atomic_load(&a.ws->regions[g].region->prefault_bytes) > 0);
             for (unsigned k = 0; turn && k < 4; k++)
                 assert_int_not_equal(seen[k], st.st_ino);
             seen[n++] = st.st_ino;

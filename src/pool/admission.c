@@ -43,7 +43,7 @@ static uint64_t host_room(struct pool *pool)
 uint64_t pool_room(struct pool *pool)
 {
     uint64_t used = atomic_load(&pool->budget.used_bytes), cap = pool->budget.cap_bytes,
-             ready = ready_bytes(pool->ready);
+             ready = prefault_bytes(pool->ready);
     used -= MIN(used, ready);
     return MIN(cap > used ? cap - used : 0, host_room(pool) + ready);
 }
@@ -60,19 +60,19 @@ static bool loading_since(struct pool *pool, uint64_t when_ns)
 
 void pool_ready_tend(struct loop_timer *timer)
 {
-    struct pool *pool = container_of(timer, struct pool, ready_timer);
+    struct pool *pool = container_of(timer, struct pool, prefault_timer);
     uint64_t now = clock_now_ns(), used = atomic_load(&pool->budget.used_bytes),
              memory = pool_memory_available();
     if (memory < MEMORY_MARGIN) {
-        ready_give_up(pool->ready, MEMORY_MARGIN - memory);
-    } else if (ready_bytes(pool->ready) < pool->config.ready_bytes && list_empty(&pool->works) &&
+        prefault_cancel(pool->ready, MEMORY_MARGIN - memory);
+    } else if (prefault_bytes(pool->ready) < pool->config.prefault_bytes && list_empty(&pool->works) &&
                !loading_since(pool, now - MIN(now, (uint64_t)LOADING_NS))) {
         /* Twice the margin, or it would be given up again at once. */
         uint64_t room = host_room(pool), cap = pool->budget.cap_bytes;
         room -= MIN(room, (uint64_t)MEMORY_MARGIN);
-        ready_allow(pool->ready, MIN(room, cap > used ? cap - used : 0));
+        prefault_allow(pool->ready, MIN(room, cap > used ? cap - used : 0));
     }
-    bool complete = ready_bytes(pool->ready) >= pool->config.ready_bytes;
+    bool complete = prefault_bytes(pool->ready) >= pool->config.prefault_bytes;
     loop_timer_set(pool->loop, timer, now + (complete ? WATCH_EVERY_NS : TEND_EVERY_NS));
 }
 
@@ -80,16 +80,16 @@ void pool_ready_tend(struct loop_timer *timer)
 int pool_region(struct pool *pool, uint64_t region_bytes, uint64_t used, struct region **ret_region,
                 struct leat_error *err)
 {
-    struct region *region = ready_take(pool->ready, region_bytes, used);
+    struct region *region = prefault_take(pool->ready, region_bytes, used);
     if (region) {
         *ret_region = region;
         return 0;
     }
     uint64_t taken = atomic_load(&pool->budget.used_bytes), cap = pool->budget.cap_bytes;
     uint64_t lacking = taken + used > cap ? taken + used - cap : 0;
-    if (ready_bytes(pool->ready) > 0) {
+    if (prefault_bytes(pool->ready) > 0) {
         uint64_t room = host_room(pool);
-        ready_give_up(pool->ready, MAX(lacking, used > room ? used - room : 0));
+        prefault_cancel(pool->ready, MAX(lacking, used > room ? used - room : 0));
     }
     if (budget_reserve(&pool->budget, used) < 0)
         return error_set(err, LEAT_NO_SPACE, "the pool is full");
@@ -152,8 +152,8 @@ bool pool_awaits_room(struct pool *pool, uint64_t want, uint64_t *until_ns)
 static int budget_from_prefault(struct pool *pool, uint64_t bytes)
 {
     int code = budget_reserve(&pool->budget, bytes);
-    if (code < 0 && ready_bytes(pool->ready) > 0) {
-        ready_give_up(pool->ready, bytes);
+    if (code < 0 && prefault_bytes(pool->ready) > 0) {
+        prefault_cancel(pool->ready, bytes);
         code = budget_reserve(&pool->budget, bytes);
     }
     return code;
@@ -388,7 +388,7 @@ int pool_stream_window(struct pool *pool, struct wset *ws, struct stream_window 
         for (uint32_t g = 0; (ws->flags & PROTO_WS_STREAMED) && g < ws->nregions; g++)
             own += ws->regions[g].node == ws->self_node ? ws->region_bytes : 0;
         window = MAX(window, own / 3);
-        ready_hold(pool->ready);
+        prefault_hold(pool->ready);
         pool_evict_idle(pool, window + pool_window_tables(ws, window), false);
         window = align_down(MIN(window, window_in(ws, pool_room(pool), 4096)), 4096);
         if (window < window_least(ws))
@@ -404,7 +404,7 @@ int pool_stream_window(struct pool *pool, struct wset *ws, struct stream_window 
 /* Takes what the set needs on this host, or what the cluster decided. */
 int pool_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_error *err)
 {
-    ready_hold(pool->ready);
+    prefault_hold(pool->ready);
     int code = scratch_take(pool, ws, err);
     if (code == 0 && ws->nnodes == 0) {
         ws->region_bytes = pool->config.region_bytes;

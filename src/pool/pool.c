@@ -77,13 +77,13 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     int code = fill_new(&fc, &pool->fill, err);
     if (code == 0 && (code = net_server_new(config->data_threads, &pool->server)) < 0)
         error_sys(err, code, "cannot start the data threads");
-    struct ready_config rc = {.pages = config->pages,
-                              .region_bytes = config->region_bytes,
-                              .bytes = config->ready_bytes,
-                              .budget = &pool->budget};
-    pool->ready_timer.fire = pool_ready_tend;
-    if (code == 0 && config->ready_bytes && (code = ready_new(&rc, &pool->ready, err)) == 0)
-        pool_ready_tend(&pool->ready_timer);
+    struct prefault_config rc = {.pages = config->pages,
+                                 .region_bytes = config->region_bytes,
+                                 .bytes = config->prefault_bytes,
+                                 .budget = &pool->budget};
+    pool->prefault_timer.fire = pool_ready_tend;
+    if (code == 0 && config->prefault_bytes && (code = prefault_new(&rc, &pool->ready, err)) == 0)
+        pool_ready_tend(&pool->prefault_timer);
     if (code < 0) {
         pool_free(pool);
         return code;
@@ -133,8 +133,8 @@ int pool_stop(struct pool *pool)
         pool_drop(pool, list_first(&pool->sets, struct wset, node), POOL_SWEEP);
     fill_stop(pool->fill);
     wait_for_sets(pool);
-    loop_timer_clear(&pool->ready_timer);
-    ready_free(pool->ready);
+    loop_timer_clear(&pool->prefault_timer);
+    prefault_free(pool->ready);
     pool->ready = NULL;
     return 0;
 }

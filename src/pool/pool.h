@@ -27,7 +27,7 @@
 
 struct cluster;
 struct net_server;
-struct ready;
+struct prefault;
 struct wset;
 struct index;
 struct stream_window;
@@ -35,7 +35,7 @@ struct stream_window;
 struct pool_config {
     uint64_t cap_bytes;         /* of all working sets on this host: regions, windows, tables, scratch */
     uint64_t region_bytes;      /* power of two */
-    uint64_t ready_bytes;       /* of memory to make ready ahead, part of cap_bytes (prefault.h); 0: none */
+    uint64_t prefault_bytes;    /* of memory to make ready ahead, part of cap_bytes (prefault.h); 0: none */
     struct region_source pages; /* huge pages, where the kernel gives them */
     unsigned fill_threads, data_threads, disk_depth;
     const char *disk_engine;
@@ -73,8 +73,8 @@ struct pool {
     struct fill *fill;
     struct net_server *server;
     struct budget budget;
-    struct ready *ready; /* NULL: none is wanted */
-    struct loop_timer ready_timer;
+    struct prefault *ready; /* NULL: none is wanted */
+    struct loop_timer prefault_timer;
     struct shares shares;     /* what each user has */
     struct list sets;         /* wset.node */
     struct list openings;     /* struct opening.node */

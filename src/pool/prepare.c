@@ -101,7 +101,7 @@ static int regions_share(struct pool *pool, struct wset *ws, struct leat_error *
         if (!ws->nnodes || ws->regions[g].node == ws->self_node)
             need += MIN(ws->region_bytes, align_up(end, 4096) - g * ws->region_bytes);
     }
-    ready_hold(pool->ready);
+    prefault_hold(pool->ready);
     pool_evict_idle(pool, need, false);
     if (pool_room(pool) < need) {
         char needs[32], has[32];

@@ -379,7 +379,7 @@ static int window_make(struct pool_scan *s, uint64_t most, struct leat_error *er
                          "a window of %" PRIu64 " bytes does not fit into a pool of %" PRIu64
                          ", beside %" PRIu64 " that a scan takes otherwise: give it a smaller window",
                          most, cap, beside);
-    ready_hold(pool->ready);
+    prefault_hold(pool->ready);
     pool_evict_idle(pool, want + beside, false);
     uint64_t room = pool_room(pool), left = room > beside ? room - beside : 0;
     want = align_up(most ? most : MIN(want, MAX(left / 2, (uint64_t)WINDOW_LEAST)), 4096);

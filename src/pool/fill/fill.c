@@ -265,7 +265,7 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
                  strerror(-code));
     } else {
         bool small_pages =
-            region->pages == REGION_BASE && offset + segment->bytes > atomic_load(&region->ready_bytes);
+            region->pages == REGION_BASE && offset + segment->bytes > atomic_load(&region->prefault_bytes);
         struct fill_target target = {region->addr + offset, small_pages ? region->fd : -1, offset};
         t->arrived = report_up_to;
         t->arrived_user = &report;

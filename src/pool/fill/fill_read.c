@@ -505,7 +505,7 @@ void fill_read_files(struct fill_thread *t, const struct fill_pick *p, struct re
         reserved[k] = region_reserve(region, from - first, rooms[k].end - from);
         end = MAX(end, rooms[k].end - first);
     }
-    bool small_pages = region->pages == REGION_BASE && end > atomic_load(&region->ready_bytes);
+    bool small_pages = region->pages == REGION_BASE && end > atomic_load(&region->prefault_bytes);
     t->nbad = 0;
     t->target = (struct fill_target){region->addr, small_pages ? region->fd : -1, 0};
     t->target_begin = first;

@@ -27,12 +27,12 @@
 #define STOCK_MAX  1024u /* regions: each is two descriptors */
 
 struct stocked {
-    struct region *region; /* its used_bytes are the reservation's: ready_bytes, and the step under way */
+    struct region *region; /* its used_bytes are the reservation's: prefault_bytes, and the step under way */
     uint64_t want_bytes;   /* ready when the maker is done with it */
 };
 
-struct ready {
-    struct ready_config config;
+struct prefault {
+    struct prefault_config config;
     _Atomic uint64_t bytes, made_bytes, taken_bytes, given_up_bytes;
     _Atomic unsigned waiting; /* for the lock: the maker keeps its priority meanwhile */
     pthread_t thread;
@@ -69,7 +69,7 @@ static bool may_idle(void)
     return may;
 }
 
-static void enter(struct ready *r)
+static void enter(struct prefault *r)
 {
     atomic_fetch_add(&r->waiting, 1);
     if (r->started && r->idles)
@@ -77,7 +77,7 @@ static void enter(struct ready *r)
     pthread_mutex_lock(&r->lock);
 }
 
-static void leave(struct ready *r)
+static void leave(struct prefault *r)
 {
     atomic_fetch_sub(&r->waiting, 1);
     pthread_mutex_unlock(&r->lock);
@@ -85,7 +85,7 @@ static void leave(struct ready *r)
 
 /* --- the maker --------------------------------------------------------------------------------------------------- */
 
-static uint64_t wanted(const struct ready *r)
+static uint64_t wanted(const struct prefault *r)
 {
     uint64_t bytes = 0;
     for (unsigned k = 0; k < r->nstock; k++)
@@ -93,7 +93,7 @@ static uint64_t wanted(const struct ready *r)
     return bytes;
 }
 
-static bool has_rung(const struct ready *r, uint64_t bytes)
+static bool has_rung(const struct prefault *r, uint64_t bytes)
 {
     for (unsigned k = 0; k < r->nstock; k++) {
         if (r->stock[k].want_bytes == bytes)
@@ -103,7 +103,7 @@ static bool has_rung(const struct ready *r, uint64_t bytes)
 }
 
 /* How much of a next region is to be made ready; 0: the stock is complete. */
-static uint64_t want_next(const struct ready *r)
+static uint64_t want_next(const struct prefault *r)
 {
     uint64_t region = r->config.region_bytes, target = r->config.bytes, have = wanted(r);
     if (r->nstock == r->cap_stock || have >= target)
@@ -119,7 +119,7 @@ static uint64_t want_next(const struct ready *r)
 }
 
 /* The region that the next step goes into; NULL: nothing to do, or nothing that may be done. */
-static struct stocked *next_to_make(struct ready *r)
+static struct stocked *next_to_make(struct prefault *r)
 {
     if (r->allowed_bytes == 0)
         return NULL;
@@ -144,18 +144,18 @@ static struct stocked *next_to_make(struct ready *r)
     return &r->stock[r->nstock++];
 }
 
-static void account(struct ready *r, struct region *region, int64_t bytes)
+static void account(struct prefault *r, struct region *region, int64_t bytes)
 {
     region->used_bytes += (uint64_t)bytes;
     atomic_fetch_add(&r->bytes, (uint64_t)bytes);
 }
 
-static void remove_at(struct ready *r, unsigned k)
+static void remove_at(struct prefault *r, unsigned k)
 {
     r->stock[k] = r->stock[--r->nstock];
 }
 
-static void step_failed(struct ready *r, struct region *region, uint64_t step, int code)
+static void step_failed(struct prefault *r, struct region *region, uint64_t step, int code)
 {
     if (code != r->told)
         log_info("no more memory can be made ready for now: %s", strerror(-code));
@@ -167,7 +167,7 @@ static void step_failed(struct ready *r, struct region *region, uint64_t step, i
     budget_release(r->config.budget, step);
 }
 
-static void make_step(struct ready *r, struct stocked *s)
+static void make_step(struct prefault *r, struct stocked *s)
 {
     struct region *region = s->region;
     uint64_t step = MIN(s->want_bytes - region->used_bytes, (uint64_t)STEP_BYTES);
@@ -193,7 +193,7 @@ static void make_step(struct ready *r, struct stocked *s)
 
 static void *maker_main(void *arg)
 {
-    struct ready *r = arg;
+    struct prefault *r = arg;
     pthread_setname_np(pthread_self(), "leat-ready");
     if (!r->idles)
         policy_set(pthread_self(), SCHED_BATCH);
@@ -219,9 +219,9 @@ static void *maker_main(void *arg)
 
 /* --- the pool's side --------------------------------------------------------------------------------------------- */
 
-int ready_new(const struct ready_config *config, struct ready **ret_ready, struct leat_error *err)
+int prefault_new(const struct prefault_config *config, struct prefault **ret_ready, struct leat_error *err)
 {
-    struct ready *r = calloc(1, sizeof(*r));
+    struct prefault *r = calloc(1, sizeof(*r));
     if (!r)
         return error_set(err, -ENOMEM, "out of memory");
     r->config = *config;
@@ -235,7 +235,7 @@ int ready_new(const struct ready_config *config, struct ready **ret_ready, struc
     r->idles = may_idle();
     int code = r->stock ? -pthread_create(&r->thread, NULL, maker_main, r) : -ENOMEM;
     if (code < 0) {
-        ready_free(r);
+        prefault_free(r);
         return error_sys(err, code, "cannot start the thread that makes memory ready");
     }
     r->started = true;
@@ -243,7 +243,7 @@ int ready_new(const struct ready_config *config, struct ready **ret_ready, struc
     return 0;
 }
 
-void ready_free(struct ready *r)
+void prefault_free(struct prefault *r)
 {
     if (!r)
         return;
@@ -263,7 +263,7 @@ void ready_free(struct ready *r)
     free(r);
 }
 
-void ready_allow(struct ready *r, uint64_t bytes)
+void prefault_allow(struct prefault *r, uint64_t bytes)
 {
     if (!r || bytes == 0)
         return;
@@ -274,7 +274,7 @@ void ready_allow(struct ready *r, uint64_t bytes)
 }
 
 /* Below the lock. */
-static void hold(struct ready *r)
+static void hold(struct prefault *r)
 {
     r->allowed_bytes = 0;
     while (r->making) {
@@ -285,7 +285,7 @@ static void hold(struct ready *r)
     }
 }
 
-void ready_hold(struct ready *r)
+void prefault_hold(struct prefault *r)
 {
     if (!r)
         return;
@@ -295,7 +295,7 @@ void ready_hold(struct ready *r)
 }
 
 /* The least that is enough, else the most that there is; nstock when there is nothing. */
-static unsigned best_for(const struct ready *r, uint64_t used_bytes)
+static unsigned best_for(const struct prefault *r, uint64_t used_bytes)
 {
     unsigned best = r->nstock;
     for (unsigned k = 0; k < r->nstock; k++) {
@@ -309,7 +309,7 @@ static unsigned best_for(const struct ready *r, uint64_t used_bytes)
     return best;
 }
 
-struct region *ready_take(struct ready *r, uint64_t region_bytes, uint64_t used_bytes)
+struct region *prefault_take(struct prefault *r, uint64_t region_bytes, uint64_t used_bytes)
 {
     if (!r || region_bytes != r->config.region_bytes)
         return NULL;
@@ -334,7 +334,7 @@ struct region *ready_take(struct ready *r, uint64_t region_bytes, uint64_t used_
     return region;
 }
 
-uint64_t ready_give_up(struct ready *r, uint64_t bytes)
+uint64_t prefault_cancel(struct prefault *r, uint64_t bytes)
 {
     if (!r)
         return 0;
@@ -360,19 +360,19 @@ uint64_t ready_give_up(struct ready *r, uint64_t bytes)
     return freed;
 }
 
-uint64_t ready_bytes(struct ready *r)
+uint64_t prefault_bytes(struct prefault *r)
 {
     return r ? atomic_load(&r->bytes) : 0;
 }
 
-void ready_stats(struct ready *r, struct ready_stats *ret_stats)
+void prefault_stats(struct prefault *r, struct prefault_stats *ret_stats)
 {
-    *ret_stats = (struct ready_stats){0};
+    *ret_stats = (struct prefault_stats){0};
     if (!r)
         return;
-    *ret_stats = (struct ready_stats){.target_bytes = r->config.bytes,
-                                      .bytes = atomic_load(&r->bytes),
-                                      .made_bytes = atomic_load(&r->made_bytes),
-                                      .taken_bytes = atomic_load(&r->taken_bytes),
-                                      .given_up_bytes = atomic_load(&r->given_up_bytes)};
+    *ret_stats = (struct prefault_stats){.target_bytes = r->config.bytes,
+                                         .bytes = atomic_load(&r->bytes),
+                                         .made_bytes = atomic_load(&r->made_bytes),
+                                         .taken_bytes = atomic_load(&r->taken_bytes),
+                                         .given_up_bytes = atomic_load(&r->given_up_bytes)};
 }

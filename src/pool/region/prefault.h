@@ -7,7 +7,7 @@
  *   pool's room ── allow ──▶ maker ──▶ stock ── take ──▶ a set ──▶ freed (never back into the stock)
  *                                        └── give up ──▶ freed: admission, or the host, needs the memory
  *
- * The stock's bytes are reserved in the pool's budget like any other. All functions are the control loop's, but for ready_stats.
+ * The stock's bytes are reserved in the pool's budget like any other. All functions are the control loop's, but for prefault_stats.
  */
 #ifndef POOL_REGION_PREFAULT_H
 #define POOL_REGION_PREFAULT_H
@@ -15,10 +15,10 @@
 #include "base/base.h"
 #include "pool/region/region.h"
 
-struct ready;
+struct prefault;
 struct budget;
 
-struct ready_config {
+struct prefault_config {
     struct region_source pages;
     uint64_t region_bytes; /* of the sets that will take them */
     uint64_t bytes;        /* the most to keep */
@@ -28,29 +28,29 @@ struct ready_config {
 };
 
 /* Starts the maker, which waits to be allowed. */
-int ready_new(const struct ready_config *config, struct ready **ret_ready, struct leat_error *err);
+int prefault_new(const struct prefault_config *config, struct prefault **ret_ready, struct leat_error *err);
 /* Ends the maker, frees the stock. NULL is fine, here and everywhere below. */
-void ready_free(struct ready *ready);
+void prefault_free(struct prefault *ready);
 
 /* The maker may take `bytes` more, as far as the stock lacks them, until it is told otherwise. */
-void ready_allow(struct ready *ready, uint64_t bytes);
+void prefault_allow(struct prefault *ready, uint64_t bytes);
 /* It takes nothing more: when this returns, no reservation moves that the caller does not move. Waits for a step of at most 2 MiB. */
-void ready_hold(struct ready *ready);
+void prefault_hold(struct prefault *ready);
 /*
- * A region out of the stock for a set: of region_bytes, its reservation of used_bytes taken, its first ready_bytes ready. Never the
+ * A region out of the stock for a set: of region_bytes, its reservation of used_bytes taken, its first prefault_bytes ready. Never the
  * same one twice. NULL: none fits, or the pool is full. Holds.
  */
-struct region *ready_take(struct ready *ready, uint64_t region_bytes, uint64_t used_bytes);
+struct region *prefault_take(struct prefault *ready, uint64_t region_bytes, uint64_t used_bytes);
 /* Frees at least `bytes` of the stock and gives their reservations back, or all of it. Returns how many. Holds. */
-uint64_t ready_give_up(struct ready *ready, uint64_t bytes);
+uint64_t prefault_cancel(struct prefault *ready, uint64_t bytes);
 
-struct ready_stats {
+struct prefault_stats {
     uint64_t target_bytes, bytes;                     /* to keep; kept now: reservations taken */
     uint64_t made_bytes, taken_bytes, given_up_bytes; /* since the start */
 };
 /* Any thread. */
-void ready_stats(struct ready *ready, struct ready_stats *ret_stats);
+void prefault_stats(struct prefault *ready, struct prefault_stats *ret_stats);
 /* Bytes of reservations that the stock holds. Any thread. */
-uint64_t ready_bytes(struct ready *ready);
+uint64_t prefault_bytes(struct prefault *ready);
 
 #endif

@@ -105,7 +105,7 @@ fail:
 int region_reserve(struct region *r, uint64_t offset, uint64_t bytes)
 {
     assert(offset + bytes <= r->bytes);
-    uint64_t ready = atomic_load_explicit(&r->ready_bytes, memory_order_relaxed);
+    uint64_t ready = atomic_load_explicit(&r->prefault_bytes, memory_order_relaxed);
     if (offset + bytes <= ready)
         return 0;
     if (offset < ready) {
@@ -129,7 +129,7 @@ int region_reserve(struct region *r, uint64_t offset, uint64_t bytes)
 
 int region_prepare(struct region *r, uint64_t bytes)
 {
-    uint64_t from = atomic_load(&r->ready_bytes), page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t from = atomic_load(&r->prefault_bytes), page = (uint64_t)sysconf(_SC_PAGESIZE);
     int code = region_reserve(r, from, bytes);
     if (code < 0)
         return code;
@@ -140,7 +140,7 @@ int region_prepare(struct region *r, uint64_t bytes)
         for (uint64_t at = from; at < from + bytes; at += page)
             *(volatile uint8_t *)(r->addr + at) = 0;
     }
-    atomic_store(&r->ready_bytes, from + bytes);
+    atomic_store(&r->prefault_bytes, from + bytes);
     return 0;
 }
 
@@ -151,7 +151,7 @@ void region_trim(struct region *r, uint64_t bytes)
     if (fallocate(r->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)bytes,
                   (off_t)(r->bytes - bytes)) < 0)
         log_warning("cannot give back the memory of a region: %s", strerror(errno));
-    atomic_store(&r->ready_bytes, MIN(atomic_load(&r->ready_bytes), bytes));
+    atomic_store(&r->prefault_bytes, MIN(atomic_load(&r->prefault_bytes), bytes));
 }
 
 struct region *region_ref(struct region *r)
@@ -162,7 +162,7 @@ struct region *region_ref(struct region *r)
 
 void region_punch(struct region *r)
 {
-    atomic_store(&r->ready_bytes, 0);
+    atomic_store(&r->prefault_bytes, 0);
     if (r->fd >= 0 && fallocate(r->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)r->bytes) < 0 &&
         errno != EBADF)
         log_warning("cannot give back the memory of a region: %s", strerror(errno));

@@ -36,7 +36,7 @@ struct region {
     uint64_t bytes;      /* a multiple of 2 MiB, or of the system's page in tests */
     uint64_t used_bytes; /* the part that holds data: only this is ever backed by memory */
     _Atomic uint64_t
-        ready_bytes; /* from its beginning: backed, zero and mapped before a set had it (pool/region/prefault.h) */
+        prefault_bytes; /* from its beginning: backed, zero and mapped before a set had it (pool/region/prefault.h) */
     enum region_pages pages;
     atomic_bool given_up;      /* region_give_up */
     struct net_rdma_slot rdma; /* registered with the rails when the first client asks for its keys */
@@ -48,10 +48,10 @@ int region_new(const struct region_source *source, uint64_t bytes, uint64_t used
                struct region **ret_region, struct leat_error *err);
 /* Backs [offset, +bytes) with memory, so that lack of it is -ENOSPC or -ENOMEM here and never SIGBUS later. Any thread. */
 int region_reserve(struct region *r, uint64_t offset, uint64_t bytes);
-/* Backs [ready_bytes, +bytes) and maps it here, all zeros, so that writing there neither faults nor clears: ready_bytes goes up.
+/* Backs [prefault_bytes, +bytes) and maps it here, all zeros, so that writing there neither faults nor clears: prefault_bytes goes up.
  * One thread, before a set has the region. 0, -ENOSPC, -ENOMEM. */
 int region_prepare(struct region *r, uint64_t bytes);
-/* Takes the memory at and above `bytes` away, a multiple of the page; ready_bytes goes down to it. Before a set has the region. */
+/* Takes the memory at and above `bytes` away, a multiple of the page; prefault_bytes goes down to it. Before a set has the region. */
 void region_trim(struct region *r, uint64_t bytes);
 struct region *region_ref(struct region *r);
 /* The last reference punches the memory out, so that a client that still maps it holds no memory, and gives the reservation back. */

@@ -17,33 +17,33 @@ static const struct region_source base_pages = {.huge = false, .huge_dir = -1};
 
 struct fixture {
     struct budget budget;
-    struct ready *ready;
+    struct prefault *ready;
 };
 
 static void start(struct fixture *f, uint64_t region_bytes, uint64_t bytes,
                   int (*prepare)(struct region *, uint64_t))
 {
     struct leat_error err = {0};
-    struct ready_config config = {.pages = base_pages,
-                                  .region_bytes = region_bytes,
-                                  .bytes = bytes,
-                                  .budget = &f->budget,
-                                  .prepare = prepare};
+    struct prefault_config config = {.pages = base_pages,
+                                     .region_bytes = region_bytes,
+                                     .bytes = bytes,
+                                     .budget = &f->budget,
+                                     .prepare = prepare};
     budget_init(&f->budget, CAP);
-    if (ready_new(&config, &f->ready, &err) < 0)
+    if (prefault_new(&config, &f->ready, &err) < 0)
         fail_msg("%s", err.message);
 }
 
 static void end(struct fixture *f)
 {
-    ready_free(f->ready);
+    prefault_free(f->ready);
     assert_int_equal(atomic_load(&f->budget.used_bytes), 0);
 }
 
-static struct ready_stats stats(struct fixture *f)
+static struct prefault_stats stats(struct fixture *f)
 {
-    struct ready_stats s;
-    ready_stats(f->ready, &s);
+    struct prefault_stats s;
+    prefault_stats(f->ready, &s);
     return s;
 }
 
@@ -51,7 +51,7 @@ static void wait_for(struct fixture *f, uint64_t bytes)
 {
     while (stats(f).bytes != bytes)
         usleep(500);
-    ready_hold(f->ready); /* the last step is over */
+    prefault_hold(f->ready); /* the last step is over */
     assert_int_equal(stats(f).bytes, bytes);
     assert_int_equal(atomic_load(&f->budget.used_bytes), bytes);
 }
@@ -77,14 +77,14 @@ static void makes_what_is_allowed(void **state)
     struct fixture f;
     start(&f, 4 * MIB, 8 * MIB, NULL);
     assert_int_equal(stats(&f).bytes, 0);
-    ready_allow(f.ready, 4 * MIB);
+    prefault_allow(f.ready, 4 * MIB);
     wait_for(&f, 4 * MIB);
-    ready_allow(f.ready, 100 * MIB);
+    prefault_allow(f.ready, 100 * MIB);
     wait_for(&f, 8 * MIB);
-    struct region *r = ready_take(f.ready, 4 * MIB, 4 * MIB);
+    struct region *r = prefault_take(f.ready, 4 * MIB, 4 * MIB);
     assert_non_null(r);
     assert_int_equal(backed_bytes(r), 4 * MIB);
-    assert_int_equal(atomic_load(&r->ready_bytes), 4 * MIB);
+    assert_int_equal(atomic_load(&r->prefault_bytes), 4 * MIB);
     for (uint64_t k = 0; k < 4 * MIB; k++)
         assert_int_equal(r->addr[k], 0);
     assert_int_equal(stats(&f).bytes, 4 * MIB);
@@ -104,11 +104,11 @@ static void none_serves_twice(void **state)
     unsigned n = 0;
     start(&f, 2 * MIB, 8 * MIB, NULL);
     for (unsigned turn = 0; turn < 4; turn++) {
-        ready_allow(f.ready, CAP);
+        prefault_allow(f.ready, CAP);
         wait_for(&f, 8 * MIB);
         struct region *held[4];
         for (unsigned k = 0; k < 4; k++) {
-            held[k] = ready_take(f.ready, 2 * MIB, 2 * MIB);
+            held[k] = prefault_take(f.ready, 2 * MIB, 2 * MIB);
             assert_non_null(held[k]);
             for (uint64_t at = 0; at < 2 * MIB; at += 512)
                 assert_int_equal(held[k]->addr[at], 0);
@@ -119,7 +119,7 @@ static void none_serves_twice(void **state)
                 assert_int_not_equal(seen[i], seen[n]);
             n++;
         }
-        assert_null(ready_take(f.ready, 2 * MIB, 2 * MIB));
+        assert_null(prefault_take(f.ready, 2 * MIB, 2 * MIB));
         for (unsigned k = 0; k < 4; k++)
             region_unref(held[k]);
     }
@@ -132,15 +132,15 @@ static void short_region_is_cut(void **state)
     (void)state;
     struct fixture f;
     start(&f, 8 * MIB, 8 * MIB, NULL);
-    ready_allow(f.ready, CAP);
+    prefault_allow(f.ready, CAP);
     wait_for(&f, 8 * MIB);
-    assert_null(ready_take(f.ready, 4 * MIB, 2 * MIB)); /* regions of another size */
-    struct region *r = ready_take(f.ready, 8 * MIB, 3 * MIB);
+    assert_null(prefault_take(f.ready, 4 * MIB, 2 * MIB)); /* regions of another size */
+    struct region *r = prefault_take(f.ready, 8 * MIB, 3 * MIB);
     assert_non_null(r);
     assert_int_equal(backed_bytes(r), 3 * MIB);
     assert_int_equal(r->used_bytes, 3 * MIB);
     assert_int_equal(r->bytes, 8 * MIB);
-    assert_int_equal(atomic_load(&r->ready_bytes), 3 * MIB);
+    assert_int_equal(atomic_load(&r->prefault_bytes), 3 * MIB);
     assert_int_equal(atomic_load(&f.budget.used_bytes), 3 * MIB);
     assert_int_equal(stats(&f).given_up_bytes, 5 * MIB);
     region_unref(r);
@@ -153,10 +153,10 @@ static void ladder_for_short_regions(void **state)
     (void)state;
     struct fixture f;
     start(&f, 32 * MIB, 64 * MIB, NULL);
-    ready_allow(f.ready, CAP);
+    prefault_allow(f.ready, CAP);
     wait_for(&f,
              64 * MIB); /* 32, and 16: rungs below that are not worth a descriptor; and what is left, 16 */
-    struct region *r = ready_take(f.ready, 32 * MIB, 10 * MIB);
+    struct region *r = prefault_take(f.ready, 32 * MIB, 10 * MIB);
     assert_non_null(r);
     assert_int_equal(stats(&f).given_up_bytes, 6 * MIB);
     assert_int_equal(stats(&f).bytes, 48 * MIB);
@@ -170,9 +170,9 @@ static void partly_ready_is_taken(void **state)
     (void)state;
     struct fixture f;
     start(&f, 8 * MIB, 8 * MIB, NULL);
-    ready_allow(f.ready, 4 * MIB);
+    prefault_allow(f.ready, 4 * MIB);
     wait_for(&f, 4 * MIB);
-    struct region *r = ready_take(f.ready, 8 * MIB, 8 * MIB);
+    struct region *r = prefault_take(f.ready, 8 * MIB, 8 * MIB);
     assert_non_null(r);
     assert_int_equal(atomic_load(&f.budget.used_bytes), 8 * MIB);
     assert_int_equal(backed_bytes(r), 4 * MIB);
@@ -183,10 +183,10 @@ static void partly_ready_is_taken(void **state)
     region_unref(r);
 
     /* No reservation for the rest: it stays in the stock. */
-    ready_allow(f.ready, 4 * MIB);
+    prefault_allow(f.ready, 4 * MIB);
     wait_for(&f, 4 * MIB);
     assert_int_equal(budget_reserve(&f.budget, CAP - 6 * MIB), 0);
-    assert_null(ready_take(f.ready, 8 * MIB, 8 * MIB));
+    assert_null(prefault_take(f.ready, 8 * MIB, 8 * MIB));
     assert_int_equal(stats(&f).bytes, 4 * MIB);
     budget_release(&f.budget, CAP - 6 * MIB);
     end(&f);
@@ -197,18 +197,18 @@ static void gives_way(void **state)
     (void)state;
     struct fixture f;
     start(&f, 8 * MIB, 32 * MIB, NULL);
-    ready_allow(f.ready, CAP);
+    prefault_allow(f.ready, CAP);
     wait_for(&f, 32 * MIB);
-    assert_int_equal(ready_give_up(f.ready, 10 * MIB), 10 * MIB);
+    assert_int_equal(prefault_cancel(f.ready, 10 * MIB), 10 * MIB);
     assert_int_equal(atomic_load(&f.budget.used_bytes), 22 * MIB);
     assert_int_equal(stats(&f).bytes, 22 * MIB);
     /* Held: nothing is made until it is allowed again. */
     usleep(5000);
     assert_int_equal(stats(&f).bytes, 22 * MIB);
-    assert_int_equal(ready_give_up(f.ready, CAP), 22 * MIB);
-    assert_int_equal(ready_give_up(f.ready, CAP), 0);
+    assert_int_equal(prefault_cancel(f.ready, CAP), 22 * MIB);
+    assert_int_equal(prefault_cancel(f.ready, CAP), 0);
     assert_int_equal(atomic_load(&f.budget.used_bytes), 0);
-    ready_allow(f.ready, CAP);
+    prefault_allow(f.ready, CAP);
     wait_for(&f, 32 * MIB);
     end(&f);
 }
@@ -220,11 +220,11 @@ static void cap_holds(void **state)
     struct fixture f;
     start(&f, 4 * MIB, 32 * MIB, NULL);
     assert_int_equal(budget_reserve(&f.budget, CAP - 6 * MIB), 0);
-    ready_allow(f.ready, CAP);
+    prefault_allow(f.ready, CAP);
     while (stats(&f).bytes != 6 * MIB)
         usleep(500);
     for (unsigned k = 0; k < 20; k++) {
-        ready_allow(f.ready, CAP);
+        prefault_allow(f.ready, CAP);
         usleep(200);
         assert_true(atomic_load(&f.budget.used_bytes) <= CAP);
     }
@@ -250,19 +250,19 @@ static void no_memory_for_a_step(void **state)
     struct fixture f;
     good_steps = 3;
     start(&f, 4 * MIB, 16 * MIB, prepare_or_not);
-    ready_allow(f.ready, CAP);
+    prefault_allow(f.ready, CAP);
     while (atomic_load(&good_steps) >= 0)
         usleep(500);
-    ready_hold(f.ready);
+    prefault_hold(f.ready);
     assert_int_equal(stats(&f).bytes, 6 * MIB);
     assert_int_equal(stats(&f).made_bytes, 6 * MIB);
     assert_int_equal(atomic_load(&f.budget.used_bytes), 6 * MIB);
-    struct region *r = ready_take(f.ready, 4 * MIB, 4 * MIB);
+    struct region *r = prefault_take(f.ready, 4 * MIB, 4 * MIB);
     assert_non_null(r);
-    assert_int_equal(atomic_load(&r->ready_bytes), 4 * MIB);
+    assert_int_equal(atomic_load(&r->prefault_bytes), 4 * MIB);
     region_unref(r);
     good_steps = 1000;
-    ready_allow(f.ready, CAP);
+    prefault_allow(f.ready, CAP);
     wait_for(&f, 16 * MIB);
     end(&f);
 }
@@ -270,11 +270,11 @@ static void no_memory_for_a_step(void **state)
 static int make_and_free(void *ctx)
 {
     struct fixture *f = ctx;
-    struct ready_config config = {
+    struct prefault_config config = {
         .pages = base_pages, .region_bytes = 2 * MIB, .bytes = 2 * MIB, .budget = &f->budget};
-    int code = ready_new(&config, &f->ready, NULL);
+    int code = prefault_new(&config, &f->ready, NULL);
     if (code == 0)
-        ready_free(f->ready);
+        prefault_free(f->ready);
     return code;
 }
 
@@ -293,12 +293,12 @@ static void no_memory_for_a_region(void **state)
     struct fixture f;
     start(&f, 2 * MIB, 2 * MIB, NULL);
     failalloc_arm(1);
-    ready_allow(f.ready, CAP);
+    prefault_allow(f.ready, CAP);
     usleep(20000);
-    ready_hold(f.ready);
+    prefault_hold(f.ready);
     failalloc_disarm();
     assert_int_equal(stats(&f).bytes, 0);
-    ready_allow(f.ready, CAP);
+    prefault_allow(f.ready, CAP);
     wait_for(&f, 2 * MIB);
     end(&f);
 }
@@ -306,12 +306,12 @@ static void no_memory_for_a_region(void **state)
 static void none_is_fine(void **state)
 {
     (void)state;
-    ready_free(NULL);
-    ready_allow(NULL, MIB);
-    ready_hold(NULL);
-    assert_null(ready_take(NULL, MIB, MIB));
-    assert_int_equal(ready_give_up(NULL, MIB), 0);
-    assert_int_equal(ready_bytes(NULL), 0);
+    prefault_free(NULL);
+    prefault_allow(NULL, MIB);
+    prefault_hold(NULL);
+    assert_null(prefault_take(NULL, MIB, MIB));
+    assert_int_equal(prefault_cancel(NULL, MIB), 0);
+    assert_int_equal(prefault_bytes(NULL), 0);
 }
 
 int main(void)
