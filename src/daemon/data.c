@@ -100,7 +100,7 @@ void data_target_free(struct data_target *d)
 {
     if (!d)
         return;
-    shares_give(&d->pool->shares, d->uid, SHARE_DATA, 1);
+    quota_give(&d->pool->shares, d->uid, QUOTA_DATA, 1);
     net_rdma_peer_free(d->peer);
     wset_written(d->ws); /* a push that was cut off, or a read that was under way */
     wset_unref(d->ws);   /* the pool may go with the last one */
@@ -119,7 +119,7 @@ int data_target_new(struct server *s, struct wset *ws, uint32_t uid, struct data
 {
     unsigned most = s->pool->config.limits.user_data;
     uint64_t has = 0;
-    int code = shares_take(&s->pool->shares, uid, SHARE_DATA, 1, most, &has);
+    int code = quota_take(&s->pool->shares, uid, QUOTA_DATA, 1, most, &has);
     if (code == -EDQUOT)
         return error_set(err, LEAT_BUSY,
                          "user %u has %" PRIu64 " data connections, and a user may have %u: end readers over "
@@ -127,7 +127,7 @@ int data_target_new(struct server *s, struct wset *ws, uint32_t uid, struct data
                          uid, has, most);
     struct data_target *d = code == 0 ? calloc(1, sizeof(*d)) : NULL;
     if (code == 0 && !d)
-        shares_give(&s->pool->shares, uid, SHARE_DATA, 1);
+        quota_give(&s->pool->shares, uid, QUOTA_DATA, 1);
     if (!d)
         return error_set(err, -ENOMEM, "out of memory");
     *d = (struct data_target){.pool = s->pool,

@@ -91,7 +91,7 @@ static void fetch_free(struct fetch *f)
         stream_window_put(f->entries[k]);
     list_remove(&f->node);
     free(f->entries);
-    shares_give(&f->ws->pool->shares, f->uid, SHARE_RANGES, f->cap);
+    quota_give(&f->ws->pool->shares, f->uid, QUOTA_RANGES, f->cap);
     wset_unref(f->ws); /* whose window the entries are in */
     free(f);
 }
@@ -114,7 +114,7 @@ static void pending_free(struct pending *p)
     if (p->fetch)
         fetch_free(p->fetch);
     p->client->npendings--;
-    shares_give(&p->ws->pool->shares, p->client->uid, SHARE_WAITING, p->n);
+    quota_give(&p->ws->pool->shares, p->client->uid, QUOTA_WAITING, p->n);
     free(p->samples);
     wset_unref(p->ws);
     free(p);
@@ -542,7 +542,7 @@ static int on_wait(struct client *c, struct conn_message *m)
     if (!p)
         return requests_refuse(c, &m->frame, &err);
     uint64_t has = 0;
-    if (shares_take(&ws->pool->shares, c->uid, SHARE_WAITING, n, USER_WAITING_MAX, &has) < 0) {
+    if (quota_take(&ws->pool->shares, c->uid, QUOTA_WAITING, n, USER_WAITING_MAX, &has) < 0) {
         error_set(&err, LEAT_BUSY,
                   "%u more samples to wait for, where user %u waits for %" PRIu64
                   " already and %u are allowed: wait for fewer at a time",
@@ -713,7 +713,7 @@ static int on_fetch(struct client *c, struct conn_message *m)
     if (!p)
         return requests_refuse(c, &m->frame, &err);
     uint64_t has = 0;
-    if (shares_take(&ws->pool->shares, c->uid, SHARE_RANGES, n, USER_RANGES_MAX, &has) < 0) {
+    if (quota_take(&ws->pool->shares, c->uid, QUOTA_RANGES, n, USER_RANGES_MAX, &has) < 0) {
         error_set(&err, LEAT_BUSY,
                   "%u more ranges to fetch, where user %u holds %" PRIu64
                   " already and %u are allowed: release some",
@@ -723,7 +723,7 @@ static int on_fetch(struct client *c, struct conn_message *m)
     }
     p->fetch = calloc(1, sizeof(*p->fetch));
     if (!p->fetch)
-        shares_give(&ws->pool->shares, c->uid, SHARE_RANGES, n);
+        quota_give(&ws->pool->shares, c->uid, QUOTA_RANGES, n);
     if (p->fetch) {
         p->fetch->cap = n;
         p->fetch->uid = c->uid;

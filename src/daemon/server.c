@@ -115,7 +115,7 @@ static void client_free(struct client *c)
         s->nover_limit--;
     else if (c->is_unix) {
         s->nconnections--;
-        shares_give(&s->pool->shares, uid, SHARE_CONNECTIONS, 1);
+        quota_give(&s->pool->shares, uid, QUOTA_CONNECTIONS, 1);
     }
     s->npeers -= c->is_peer;
     if (!c->is_unix && !c->proved)
@@ -496,7 +496,7 @@ static bool client_admit(struct server *s, struct client *c)
     c->over_limit = s->nconnections >= l->connections || fdpass_full(c->uid);
     if (!c->over_limit)
         c->over_limit =
-            shares_take(&s->pool->shares, c->uid, SHARE_CONNECTIONS, 1, l->user_connections, &has) < 0;
+            quota_take(&s->pool->shares, c->uid, QUOTA_CONNECTIONS, 1, l->user_connections, &has) < 0;
     if (!c->over_limit) {
         s->nconnections++;
         return true;

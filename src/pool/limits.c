@@ -2,7 +2,7 @@
 /* A user is in the table as long as they have something: it is no longer than there are connections. */
 #include "pool/limits.h"
 
-struct share_user {
+struct quota_user {
     uint32_t uid;
     uint64_t has[SHARES];
 };
@@ -27,19 +27,19 @@ void limits_default(struct limits *l)
     l->user_buffers_bytes = l->user_buffers_bytes ? l->user_buffers_bytes : usual.user_buffers_bytes;
 }
 
-void shares_init(struct shares *s)
+void quota_init(struct quota *s)
 {
-    *s = (struct shares){0};
+    *s = (struct quota){0};
     pthread_mutex_init(&s->lock, NULL);
 }
 
-void shares_fini(struct shares *s)
+void quota_fini(struct quota *s)
 {
     free(s->users);
     pthread_mutex_destroy(&s->lock);
 }
 
-static struct share_user *user_find(struct shares *s, uint32_t uid)
+static struct quota_user *user_find(struct quota *s, uint32_t uid)
 {
     for (unsigned k = 0; k < s->n; k++) {
         if (s->users[k].uid == uid)
@@ -48,24 +48,24 @@ static struct share_user *user_find(struct shares *s, uint32_t uid)
     return NULL;
 }
 
-static struct share_user *user_get(struct shares *s, uint32_t uid)
+static struct quota_user *user_get(struct quota *s, uint32_t uid)
 {
-    struct share_user *user = user_find(s, uid);
+    struct quota_user *user = user_find(s, uid);
     if (user)
         return user;
     if (s->n == s->cap) {
         unsigned cap = s->cap ? s->cap * 2 : 8;
-        struct share_user *more = realloc(s->users, cap * sizeof(*more));
+        struct quota_user *more = realloc(s->users, cap * sizeof(*more));
         if (!more)
             return NULL;
         s->users = more;
         s->cap = cap;
     }
-    s->users[s->n] = (struct share_user){.uid = uid};
+    s->users[s->n] = (struct quota_user){.uid = uid};
     return &s->users[s->n++];
 }
 
-static void user_forget_empty(struct shares *s, struct share_user *user)
+static void user_forget_empty(struct quota *s, struct quota_user *user)
 {
     for (unsigned k = 0; k < SHARES; k++) {
         if (user->has[k])
@@ -74,11 +74,12 @@ static void user_forget_empty(struct shares *s, struct share_user *user)
     *user = s->users[--s->n];
 }
 
-int shares_take(struct shares *s, uint32_t uid, enum share kind, uint64_t n, uint64_t most, uint64_t *ret_has)
+int quota_take(struct quota *s, uint32_t uid, enum quota_kind kind, uint64_t n, uint64_t most,
+               uint64_t *ret_has)
 {
     int code = 0;
     pthread_mutex_lock(&s->lock);
-    struct share_user *user = user_get(s, uid);
+    struct quota_user *user = user_get(s, uid);
     if (!user) {
         code = -ENOMEM;
     } else if (n > most || user->has[kind] > most - n) {
@@ -93,10 +94,10 @@ int shares_take(struct shares *s, uint32_t uid, enum share kind, uint64_t n, uin
     return code;
 }
 
-void shares_give(struct shares *s, uint32_t uid, enum share kind, uint64_t n)
+void quota_give(struct quota *s, uint32_t uid, enum quota_kind kind, uint64_t n)
 {
     pthread_mutex_lock(&s->lock);
-    struct share_user *user = user_find(s, uid);
+    struct quota_user *user = user_find(s, uid);
     assert(n == 0 || (user && user->has[kind] >= n));
     if (user) {
         user->has[kind] -= n;

@@ -25,20 +25,26 @@ struct limits {
 };
 void limits_default(struct limits *limits);
 
-enum share { SHARE_CONNECTIONS, SHARE_DATA, SHARE_WAITING /* samples */, SHARE_RANGES /* fetched */, SHARES };
+enum quota_kind {
+    QUOTA_CONNECTIONS,
+    QUOTA_DATA,
+    QUOTA_WAITING /* samples */,
+    QUOTA_RANGES /* fetched */,
+    SHARES
+};
 
 /* Who has how much. Any thread. */
-struct shares {
+struct quota {
     pthread_mutex_t lock;
-    struct share_user *users;
+    struct quota_user *users;
     unsigned n, cap;
 };
 
-void shares_init(struct shares *shares);
-void shares_fini(struct shares *shares);
+void quota_init(struct quota *shares);
+void quota_fini(struct quota *shares);
 /* n more for this user: 0, -EDQUOT when that is past `most` (they have *ret_has), -ENOMEM. */
-int shares_take(struct shares *shares, uint32_t uid, enum share kind, uint64_t n, uint64_t most,
-                uint64_t *ret_has);
-void shares_give(struct shares *shares, uint32_t uid, enum share kind, uint64_t n);
+int quota_take(struct quota *shares, uint32_t uid, enum quota_kind kind, uint64_t n, uint64_t most,
+               uint64_t *ret_has);
+void quota_give(struct quota *shares, uint32_t uid, enum quota_kind kind, uint64_t n);
 
 #endif

@@ -65,7 +65,7 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     pthread_mutex_init(&pool->rdma_lock, NULL);
     budget_init(&pool->budget, config->cap_bytes);
     limits_default(&pool->config.limits);
-    shares_init(&pool->shares);
+    quota_init(&pool->shares);
     struct fill_config fc = {.threads = config->fill_threads,
                              .depth = config->disk_depth,
                              .disk_engine = config->disk_engine,
@@ -148,7 +148,7 @@ void pool_free(struct pool *pool)
     fill_free(pool->fill);
     pool_rdma_stop(pool);
     pthread_mutex_destroy(&pool->rdma_lock);
-    shares_fini(&pool->shares);
+    quota_fini(&pool->shares);
     access_cache_forget(pool);
     free(pool);
 }

@@ -75,7 +75,7 @@ struct pool {
     struct budget budget;
     struct prefault *ready; /* NULL: none is wanted */
     struct loop_timer prefault_timer;
-    struct shares shares;     /* what each user has */
+    struct quota shares;      /* what each user has */
     struct list sets;         /* wset.node */
     struct list openings;     /* struct opening.node */
     struct list changes;      /* change.c: sets that are being made of a given index, or longer */

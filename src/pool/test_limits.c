@@ -9,56 +9,56 @@
 
 static void test_each_user_has_their_own(void **state)
 {
-    struct shares s;
+    struct quota s;
     uint64_t has = 99;
-    shares_init(&s);
-    assert_int_equal(shares_take(&s, 7, SHARE_DATA, 2, 2, &has), 0);
-    assert_int_equal(shares_take(&s, 7, SHARE_DATA, 1, 2, &has), -EDQUOT);
+    quota_init(&s);
+    assert_int_equal(quota_take(&s, 7, QUOTA_DATA, 2, 2, &has), 0);
+    assert_int_equal(quota_take(&s, 7, QUOTA_DATA, 1, 2, &has), -EDQUOT);
     assert_int_equal(has, 2);
-    assert_int_equal(shares_take(&s, 8, SHARE_DATA, 1, 2, &has), 0);
-    assert_int_equal(shares_take(&s, 7, SHARE_WAITING, 1, 2, &has), 0);
-    shares_give(&s, 7, SHARE_DATA, 1);
-    assert_int_equal(shares_take(&s, 7, SHARE_DATA, 1, 2, &has), 0);
-    shares_fini(&s);
+    assert_int_equal(quota_take(&s, 8, QUOTA_DATA, 1, 2, &has), 0);
+    assert_int_equal(quota_take(&s, 7, QUOTA_WAITING, 1, 2, &has), 0);
+    quota_give(&s, 7, QUOTA_DATA, 1);
+    assert_int_equal(quota_take(&s, 7, QUOTA_DATA, 1, 2, &has), 0);
+    quota_fini(&s);
 }
 
 static void test_no_sum_wraps(void **state)
 {
-    struct shares s;
+    struct quota s;
     uint64_t has;
-    shares_init(&s);
-    assert_int_equal(shares_take(&s, 1, SHARE_RANGES, 5, UINT64_MAX, &has), 0);
-    assert_int_equal(shares_take(&s, 1, SHARE_RANGES, UINT64_MAX, UINT64_MAX, &has), -EDQUOT);
-    assert_int_equal(shares_take(&s, 1, SHARE_RANGES, 11, 10, &has), -EDQUOT);
-    shares_fini(&s);
+    quota_init(&s);
+    assert_int_equal(quota_take(&s, 1, QUOTA_RANGES, 5, UINT64_MAX, &has), 0);
+    assert_int_equal(quota_take(&s, 1, QUOTA_RANGES, UINT64_MAX, UINT64_MAX, &has), -EDQUOT);
+    assert_int_equal(quota_take(&s, 1, QUOTA_RANGES, 11, 10, &has), -EDQUOT);
+    quota_fini(&s);
 }
 
 /* A daemon that a thousand users have passed through remembers none of them. */
 static void test_who_has_nothing_is_forgotten(void **state)
 {
-    struct shares s;
+    struct quota s;
     uint64_t has;
-    shares_init(&s);
+    quota_init(&s);
     for (uint32_t uid = 0; uid < 1000; uid++) {
-        assert_int_equal(shares_take(&s, uid, SHARE_CONNECTIONS, 1, 1, &has), 0);
-        assert_int_equal(shares_take(&s, uid, SHARE_WAITING, 0, 1, &has), 0);
-        assert_int_equal(shares_take(&s, uid + 5000, SHARE_WAITING, 2, 1, &has), -EDQUOT);
-        shares_give(&s, uid, SHARE_CONNECTIONS, 1);
-        shares_give(&s, uid, SHARE_WAITING, 0);
+        assert_int_equal(quota_take(&s, uid, QUOTA_CONNECTIONS, 1, 1, &has), 0);
+        assert_int_equal(quota_take(&s, uid, QUOTA_WAITING, 0, 1, &has), 0);
+        assert_int_equal(quota_take(&s, uid + 5000, QUOTA_WAITING, 2, 1, &has), -EDQUOT);
+        quota_give(&s, uid, QUOTA_CONNECTIONS, 1);
+        quota_give(&s, uid, QUOTA_WAITING, 0);
         assert_int_equal(s.n, 0);
     }
-    shares_fini(&s);
+    quota_fini(&s);
 }
 
 static int take_many(void *ctx)
 {
-    struct shares s;
+    struct quota s;
     uint64_t has;
     int code = 0;
-    shares_init(&s);
+    quota_init(&s);
     for (uint32_t uid = 0; code == 0 && uid < 40; uid++)
-        code = shares_take(&s, uid, SHARE_DATA, 1, 1, &has);
-    shares_fini(&s);
+        code = quota_take(&s, uid, QUOTA_DATA, 1, 1, &has);
+    quota_fini(&s);
     return code;
 }
 
