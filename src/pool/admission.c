@@ -40,7 +40,7 @@ static uint64_t host_room(struct pool *pool)
 }
 
 /* Memory that is ready is as good as free: who is admitted gets it, or it is given up. */
-uint64_t pool_room(struct pool *pool)
+uint64_t pool_free_bytes(struct pool *pool)
 {
     uint64_t used = atomic_load(&pool->budget.used_bytes), cap = pool->budget.cap_bytes,
              ready = prefault_bytes(pool->ready);
@@ -129,20 +129,20 @@ void pool_evict_idle(struct pool *pool, uint64_t want, bool patient)
 {
     list_for_each_safe (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (pool_room(pool) + (patient ? atomic_load(&pool->leaving_bytes) : 0) >= want)
+        if (pool_free_bytes(pool) + (patient ? atomic_load(&pool->leaving_bytes) : 0) >= want)
             return;
         if (is_idle(ws))
             evict(pool, ws);
     }
 }
 
-bool pool_awaits_room(struct pool *pool, uint64_t want, uint64_t *until_ns)
+bool pool_wait_for_free(struct pool *pool, uint64_t want, uint64_t *until_ns)
 {
     uint64_t now = clock_now_ns();
     pool_evict_idle(pool, want, true);
     if (!*until_ns)
         *until_ns = now + LEAVING_NS;
-    if (pool_room(pool) < want && atomic_load(&pool->leaving_bytes) > 0 && now < *until_ns)
+    if (pool_free_bytes(pool) < want && atomic_load(&pool->leaving_bytes) > 0 && now < *until_ns)
         return true;
     pool_evict_idle(pool, want, false);
     return false;
@@ -237,7 +237,7 @@ static int scratch_take(struct pool *pool, struct wset *ws, struct leat_error *e
     if (each <= FILL_SCRATCH_KEPT)
         return 0;
     pool_evict_idle(pool, each, false);
-    uint64_t room = pool_room(pool), samples = samples_bytes(ws),
+    uint64_t room = pool_free_bytes(pool), samples = samples_bytes(ws),
              spare = samples <= room && room - samples >= each ? room - samples : room / SCRATCH_SHARE,
              threads = MIN(MAX(spare / each, (uint64_t)1), MAX(pool->config.fill_threads, 1u));
     if (each > room || budget_from_prefault(pool, threads * each) < 0) {
@@ -319,7 +319,7 @@ static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *r
     uint64_t page = region_charge(&pool->config.pages, ws->region_bytes, 1);
     uint64_t need = align_up(ws->index.header->address_end, page);
     pool_evict_idle(pool, MIN(need, limit), false);
-    uint64_t grant = MIN(pool_room(pool), limit);
+    uint64_t grant = MIN(pool_free_bytes(pool), limit);
     *ret_window = 0;
     if (need <= grant)
         return 0;
@@ -390,7 +390,7 @@ int pool_stream_window(struct pool *pool, struct wset *ws, struct stream_window 
         window = MAX(window, own / 3);
         prefault_hold(pool->ready);
         pool_evict_idle(pool, window + pool_window_tables(ws, window), false);
-        window = align_down(MIN(window, window_in(ws, pool_room(pool), 4096)), 4096);
+        window = align_down(MIN(window, window_in(ws, pool_free_bytes(pool), 4096)), 4096);
         if (window < window_least(ws))
             return error_set(err, LEAT_NO_SPACE, "the pool has no room to read lost samples again");
         int code = stream_window_make(pool, ws, window, err);

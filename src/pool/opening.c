@@ -314,7 +314,7 @@ static bool opening_waits(struct opening *o)
     index_close(&index);
     if (known)
         return false;
-    return pool_awaits_room(pool, want, &o->room_until_ns);
+    return pool_wait_for_free(pool, want, &o->room_until_ns);
 }
 
 static void opening_go_on(struct loop_timer *timer)

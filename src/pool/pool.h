@@ -165,9 +165,9 @@ int pool_name(struct wset *ws, const char *name, const char *spec);
  * Idle sets go until `want` bytes are there or on their way. True: they are on their way, the caller looks again in some ms;
  * *until_ns (0 at first) says until when. False: they are there, or there is nothing to wait for.
  */
-bool pool_awaits_room(struct pool *pool, uint64_t want, uint64_t *until_ns);
+bool pool_wait_for_free(struct pool *pool, uint64_t want, uint64_t *until_ns);
 /* Bytes that could be admitted now. */
-uint64_t pool_room(struct pool *pool);
+uint64_t pool_free_bytes(struct pool *pool);
 /* LEAT_BUSY when the user, or all of them, have as many sets as they may. */
 int pool_sets_check(struct pool *pool, uint32_t uid, struct leat_error *err);
 /* Answers and frees a request that was taken from pool_open. */

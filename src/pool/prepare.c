@@ -103,10 +103,10 @@ static int regions_share(struct pool *pool, struct wset *ws, struct leat_error *
     }
     prefault_hold(pool->ready);
     pool_evict_idle(pool, need, false);
-    if (pool_room(pool) < need) {
+    if (pool_free_bytes(pool) < need) {
         char needs[32], has[32];
         size_format(need, needs);
-        size_format(pool_room(pool), has);
+        size_format(pool_free_bytes(pool), has);
         return error_set(err, LEAT_NO_SPACE, "the new samples need %s and the pool has %s free", needs, has);
     }
     if (!ws->regions) {

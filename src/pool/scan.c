@@ -381,7 +381,7 @@ static int window_make(struct pool_scan *s, uint64_t most, struct leat_error *er
                          most, cap, beside);
     prefault_hold(pool->ready);
     pool_evict_idle(pool, want + beside, false);
-    uint64_t room = pool_room(pool), left = room > beside ? room - beside : 0;
+    uint64_t room = pool_free_bytes(pool), left = room > beside ? room - beside : 0;
     want = align_up(most ? most : MIN(want, MAX(left / 2, (uint64_t)WINDOW_LEAST)), 4096);
     if (want > left)
         return error_set(err, LEAT_NO_SPACE,

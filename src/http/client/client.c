@@ -266,7 +266,7 @@ static bool pool_resolved(struct http_pool *pool)
 }
 
 /* The open connection that this call should take, or NULL. */
-static struct http_conn *pool_room(struct http_pool *pool, const struct http_call *call, bool share)
+static struct http_conn *pool_free_bytes(struct http_pool *pool, const struct http_call *call, bool share)
 {
     struct http_conn *best = NULL;
     list_for_each (node, &pool->conns) {
@@ -290,7 +290,7 @@ static void pool_dispatch(struct http_pool *pool)
     struct http_call *call;
     while ((call = list_first(&pool->waiting, struct http_call, node))) {
         bool full = pool->nconns >= client->config.connections;
-        struct http_conn *conn = pool_room(pool, call, full && pool->pipeline > 1);
+        struct http_conn *conn = pool_free_bytes(pool, call, full && pool->pipeline > 1);
         if (!conn)
             break;
         unqueue(client, pool, call);

@@ -50,7 +50,7 @@ static int on_node(struct cluster *c, struct client *client, struct conn_message
     struct bytes_out body = {0};
     bytes_put_str(&body, c->config.self);
     bytes_put_u64(&body, c->pool->budget.cap_bytes);
-    bytes_put_u64(&body, pool_room(c->pool));
+    bytes_put_u64(&body, pool_free_bytes(c->pool));
     bytes_put_u64(&body, c->pool->config.region_bytes);
     bytes_put_u64(&body, atomic_load(&c->pool->budget.used_bytes));
     bytes_put_u64(&body, c->incarnation);
