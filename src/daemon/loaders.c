@@ -2,7 +2,7 @@
 /*
  * loaders.c: what loaders tell of how far they are, and what is made of it for people: a row for each loader of a job, its ranks below it.
  *
- *   REPORT ──▶ client.reports, the last one of each loader ──▶ jobs_json: by user, job, set and loader, ranks side by side
+ *   REPORT ──▶ client.reports, the last one of each loader ──▶ loaders_json: by user, job, set and loader, ranks side by side
  *
  * Failure modes: a client that tells more than CLIENT_REPORTS_MAX lose their oldest; a report of a set that is not open (any more) is dropped.
  * Invariants: a report ends with its handle, so that its set is there as long as it is. Only ranks of this host are known here:
@@ -18,7 +18,7 @@
 #include "leat/leat.h"
 #include "pool/set/wset.h"
 
-struct loader_report {
+struct loaders_report {
     struct list node; /* client.reports, the latest one last */
     struct client *client;
     struct wset *ws; /* the handle's */
@@ -26,46 +26,46 @@ struct loader_report {
     struct proto_report said;
 };
 
-static void report_free(struct loader_report *r)
+static void report_free(struct loaders_report *r)
 {
     list_remove(&r->node);
     r->client->nreports--;
     free(r);
 }
 
-void jobs_forget(struct client *c, uint64_t handle)
+void loaders_forget(struct client *c, uint64_t handle)
 {
     list_for_each_safe (node, &c->reports) {
-        struct loader_report *r = container_of(node, struct loader_report, node);
+        struct loaders_report *r = container_of(node, struct loaders_report, node);
         if (r->said.ws == handle)
             report_free(r);
     }
 }
 
-static struct loader_report *find(struct client *c, const struct proto_report *m)
+static struct loaders_report *find(struct client *c, const struct proto_report *m)
 {
     list_for_each (node, &c->reports) {
-        struct loader_report *r = container_of(node, struct loader_report, node);
+        struct loaders_report *r = container_of(node, struct loaders_report, node);
         if (r->said.ws == m->ws && r->said.loader == m->loader)
             return r;
     }
     return NULL;
 }
 
-int requests_report(struct client *c, struct conn_message *message)
+int loaders_report_request(struct client *c, struct conn_message *message)
 {
     struct proto_report m;
     if (proto_report_get(message->body, message->frame.body_bytes, &m) < 0)
         return LEAT_CORRUPT;
     struct wset *ws = client_handle(c, m.ws);
-    struct loader_report *r = find(c, &m);
+    struct loaders_report *r = find(c, &m);
     if (!ws || (m.flags & PROTO_REPORT_ENDED)) {
         if (r)
             report_free(r);
         return 0;
     }
     if (!r && c->nreports == CLIENT_REPORTS_MAX)
-        report_free(list_first(&c->reports, struct loader_report, node));
+        report_free(list_first(&c->reports, struct loaders_report, node));
     if (r) {
         list_remove(&r->node);
     } else {
@@ -90,13 +90,13 @@ static json_t *text_json(const char *s)
     return shown ? json_string(shown) : NULL;
 }
 
-static const char *title_of(const struct loader_report *r)
+static const char *title_of(const struct loaders_report *r)
 {
     return r->said.title[0] ? r->said.title : r->ws->name[0] ? r->ws->name : r->ws->spec;
 }
 
 /* Of one job's loader: 0. */
-static int compare_loaders(const struct loader_report *a, const struct loader_report *b)
+static int compare_loaders(const struct loaders_report *a, const struct loaders_report *b)
 {
     int by = strcmp(a->said.job, b->said.job);
     if (!by)
@@ -110,8 +110,8 @@ static int compare_loaders(const struct loader_report *a, const struct loader_re
 
 static int compare(const void *left, const void *right)
 {
-    const struct loader_report *a = *(struct loader_report *const *)left,
-                               *b = *(struct loader_report *const *)right;
+    const struct loaders_report *a = *(struct loaders_report *const *)left,
+                                *b = *(struct loaders_report *const *)right;
     int by = compare_loaders(a, b);
     return by ? by : (a->said.rank > b->said.rank) - (a->said.rank < b->said.rank);
 }
@@ -126,12 +126,12 @@ static const char *verdict_name(uint32_t verdict)
     return verdict < ARRAY_LEN(names) ? names[verdict] : "unknown";
 }
 
-static double age_s(const struct loader_report *r, uint64_t now_ns)
+static double age_s(const struct loaders_report *r, uint64_t now_ns)
 {
     return (double)(now_ns - MIN(r->told_ns, now_ns)) / NS_PER_S;
 }
 
-static json_t *rank_json(const struct loader_report *r, uint64_t now_ns)
+static json_t *rank_json(const struct loaders_report *r, uint64_t now_ns)
 {
     const struct proto_report *m = &r->said;
     return json_pack("{s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:s, s:f, s:f}", "rank", (json_int_t)m->rank,
@@ -146,7 +146,7 @@ static json_t *rank_json(const struct loader_report *r, uint64_t now_ns)
  * Of n ranks of one loader, in order: those in the foremost's epoch, if they do not all share the same order. They overlap: each takes its slice of
  * another list.
  */
-static json_t *overlapping_json(struct loader_report *const *reports, size_t n, uint64_t epoch)
+static json_t *overlapping_json(struct loaders_report *const *reports, size_t n, uint64_t epoch)
 {
     json_t *ranks = json_array();
     uint64_t order = 0;
@@ -168,13 +168,13 @@ static json_t *overlapping_json(struct loader_report *const *reports, size_t n, 
  * n ranks of one loader. How far it is is what the foremost says; who waits most is who holds up the others, so the verdict is that rank's.
  * Rates of all ranks are those of the ones here, in proportion.
  */
-static json_t *loader_json(struct loader_report *const *reports, size_t n, uint64_t now_ns)
+static json_t *loader_json(struct loaders_report *const *reports, size_t n, uint64_t now_ns)
 {
-    const struct loader_report *first = reports[0], *foremost = first, *waits = first;
+    const struct loaders_report *first = reports[0], *foremost = first, *waits = first;
     double samples_per_s = 0, bytes_per_s = 0, age = age_s(first, now_ns);
     json_t *ranks = json_array();
     for (size_t i = 0; i < n; i++) {
-        const struct loader_report *r = reports[i];
+        const struct loaders_report *r = reports[i];
         const struct proto_report *m = &r->said, *f = &foremost->said;
         if (m->epoch > f->epoch || (m->epoch == f->epoch && m->samples > f->samples))
             foremost = r;
@@ -205,24 +205,24 @@ static json_t *loader_json(struct loader_report *const *reports, size_t n, uint6
     return json;
 }
 
-json_t *jobs_json(const struct list *clients, uint32_t uid, uint32_t gid)
+json_t *loaders_json(const struct list *clients, uint32_t uid, uint32_t gid)
 {
     size_t n = 0, most = 0;
     list_for_each (node, clients)
         most += container_of(node, struct client, node)->nreports;
     json_t *jobs = json_array();
-    AUTO_FREE struct loader_report **all = calloc(most + 1, sizeof(*all));
+    AUTO_FREE struct loaders_report **all = calloc(most + 1, sizeof(*all));
     if (!all)
         return jobs;
     list_for_each (node, clients) {
         const struct client *c = container_of(node, struct client, node);
         list_for_each (at, &c->reports) {
-            struct loader_report *r = container_of(at, struct loader_report, node);
+            struct loaders_report *r = container_of(at, struct loaders_report, node);
             if (wset_allows(r->ws, uid, gid))
                 all[n++] = r;
         }
     }
-    qsort(all, n, sizeof(struct loader_report *), compare);
+    qsort(all, n, sizeof(struct loaders_report *), compare);
     uint64_t now_ns = clock_now_ns();
     for (size_t i = 0, end; i < n; i = end) {
         for (end = i + 1; end < n && compare_loaders(all[i], all[end]) == 0;)

@@ -76,7 +76,7 @@ static void drops_advance(struct server *s, struct wset *ws);
 static void handle_close(struct client *c, unsigned k)
 {
     struct wset *ws = wset_ref(c->handles[k].ws);
-    jobs_forget(c, c->handles[k].id);
+    loaders_forget(c, c->handles[k].id);
     c->handles[k] = c->handles[--c->nhandles];
     pool_unlease(ws);
     drops_advance(c->server, ws);
@@ -819,7 +819,7 @@ int requests_dispatch(struct client *c, struct conn_message *m)
         {PROTO_STOP, requests_stop},
         {PROTO_VERIFY, requests_verify},
         {PROTO_CREDITS, requests_credits},
-        {PROTO_REPORT, requests_report},
+        {PROTO_REPORT, loaders_report_request},
         {PROTO_SCAN, requests_scan},
         {PROTO_SCAN_NEXT, requests_scan_next},
         {PROTO_SCAN_END, requests_scan_end},

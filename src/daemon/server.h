@@ -63,7 +63,7 @@ uint64_t report_windows_bytes(const struct pool *pool);
 struct json_t;
 struct json_t *credits_json(const struct list *credits, uint32_t uid);
 /* What loaders told of how far they are, where this caller may see their sets. A new reference, or NULL. */
-struct json_t *jobs_json(const struct list *clients, uint32_t uid, uint32_t gid);
+struct json_t *loaders_json(const struct list *clients, uint32_t uid, uint32_t gid);
 
 /* Recomputes every CRC on a thread of its own; done on the loop. Takes a reference to ws. */
 struct verify_result {

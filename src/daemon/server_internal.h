@@ -145,7 +145,7 @@ int requests_broker(struct client *client, struct conn_message *message);
 int requests_credits(struct client *client, struct conn_message *message);
 void credits_client_gone(struct client *client);
 /* loaders.c */
-int requests_report(struct client *client, struct conn_message *message);
+int loaders_report_request(struct client *client, struct conn_message *message);
 /* scan_requests.c */
 int requests_scan(struct client *client, struct conn_message *message);
 int requests_scan_next(struct client *client, struct conn_message *message);
@@ -154,7 +154,7 @@ void scans_client_gone(struct client *client);
 /* Its request `id`, if it waits for a scan, is answered. */
 void scans_cancel(struct client *client, uint64_t id);
 /* What it said of a handle that it closes. */
-void jobs_forget(struct client *client, uint64_t handle);
+void loaders_forget(struct client *client, uint64_t handle);
 /* NULL with err set when the client has too many, or memory is short. */
 struct pending *pending_new(struct client *client, const struct proto_frame *frame, struct wset *ws,
                             enum pending_kind kind, struct leat_error *err);

@@ -290,7 +290,7 @@ static json_t *status_json(const struct server_view *view, uint32_t uid, uint32_
     json_object_set_new(json, "nodes", nodes_json(pool->cluster));
     json_object_set_new(json, "credits", credits_json(view->credits, uid));
     json_object_set_new(json, "sets", sets_json(pool, uid, gid));
-    json_object_set_new(json, "jobs", jobs_json(view->all_clients, uid, gid));
+    json_object_set_new(json, "jobs", loaders_json(view->all_clients, uid, gid));
     return json;
 }
 

@@ -990,7 +990,7 @@ static void report(int fd, const struct proto_report *m)
 }
 
 /* "jobs" of the daemon's status, as this client is told. Caller frees. */
-static json_t *jobs_seen(int fd)
+static json_t *loaders_seen(int fd)
 {
     struct bytes_out body = {0};
     struct net_reply reply;
@@ -1039,11 +1039,11 @@ static void test_reports(void **state)
     m.waiting_permille = 500;
     m.verdict = LEAT_VERDICT_PREP;
     report(other, &m);
-    json_t *jobs = jobs_seen(other);
+    json_t *jobs = loaders_seen(other);
     while (number(jobs, 0, "samples") < 1032 ||
            json_array_size(json_object_get(json_array_get(jobs, 0), "ranks")) < 2) {
         json_decref(jobs); /* the other connection's may come later */
-        jobs = jobs_seen(other);
+        jobs = loaders_seen(other);
     }
     assert_int_equal(json_array_size(jobs), 1);
     /* Two of four ranks are here, at 100 samples/s each; who waits most says what holds them up. */
@@ -1059,12 +1059,12 @@ static void test_reports(void **state)
 
     m.order = 6; /* of the same epoch: rank 1 takes its slice of another list */
     report(other, &m);
-    jobs = jobs_seen(other);
+    jobs = loaders_seen(other);
     assert_int_equal(json_array_size(json_object_get(json_array_get(jobs, 0), "overlapping_ranks")), 2);
     json_decref(jobs);
     m.epoch++; /* in another epoch it has another order */
     report(other, &m);
-    jobs = jobs_seen(other);
+    jobs = loaders_seen(other);
     assert_int_equal(json_array_size(json_object_get(json_array_get(jobs, 0), "overlapping_ranks")), 0);
     json_decref(jobs);
 
@@ -1075,7 +1075,7 @@ static void test_reports(void **state)
         report(other, &m);
     m.ws += 1000; /* of a set that is not open */
     report(other, &m);
-    jobs = jobs_seen(other);
+    jobs = loaders_seen(other);
     assert_int_equal(json_array_size(jobs), 1 + 32);
     assert_int_equal(json_array_size(json_object_get(json_array_get(jobs, 0), "ranks")), 1);
     json_decref(jobs);
@@ -1084,7 +1084,7 @@ static void test_reports(void **state)
     assert_int_equal(close_set(other, m.ws - 1000), 0);
     size_t left = 1;
     while (left) { /* who is gone has nothing to tell: once the daemon has noticed */
-        jobs = jobs_seen(other);
+        jobs = loaders_seen(other);
         left = json_array_size(jobs);
         json_decref(jobs);
     }
