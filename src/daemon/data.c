@@ -87,7 +87,7 @@ static int data_written(struct net_serve_target *target, uint64_t first, uint32_
     if (records.len && ws->pool->cluster)
         nodes_ready(ws->pool->cluster, ws, &records);
     bytes_out_fini(&records);
-    wset_advanced(ws);
+    wset_progressed(ws);
     return wset_written(ws) ? LEAT_STALE : 0;
 }
 

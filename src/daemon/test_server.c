@@ -694,7 +694,7 @@ static void test_loaded_again_as_it_was(void **state)
     assert_true(bytes > 0 && bytes <= 4 * MIB);
     wset_failure(ws, 0, -EIO, "the disk was away");
     wset_piece(ws, 0, 0, 0, 0, 0, -EIO);
-    assert_true(wset_failed_in_passing(ws));
+    assert_true(wset_failed_transient(ws));
     /* One for all is not to be made one for its owner. */
     ws = open_as(&h, 1000, 0, "set", h.data).ws;
     assert_int_equal(ws->serial, first);

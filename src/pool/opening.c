@@ -107,10 +107,10 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
 
 /* A server that was away, a disk that failed: the source is the same, but the set is worth nothing to who comes later. As long as somebody
  * reads it, here or on another node, it is shared all the same: each job's processes would have a copy each. */
-static bool lacks_in_passing(struct wset *ws)
+static bool lacks_transient(struct wset *ws)
 {
     return !ws->prepared && !ws->appender && ws->leases == 0 && !ws->holders &&
-           !(ws->flags & PROTO_WS_PUSHED) && wset_complete(ws) && wset_failed_in_passing(ws);
+           !(ws->flags & PROTO_WS_PUSHED) && wset_complete(ws) && wset_failed_transient(ws);
 }
 
 /* A node that is away does not hear that the set ends: it would keep it under its name for good, and refuse the new one. */
@@ -136,7 +136,7 @@ static void drop_failed(struct opening *o)
     list_for_each_safe (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
         if (!(ws->flags & PROTO_WS_EXPLICIT) && strcmp(ws->spec, o->spec) == 0 &&
-            wset_allows(ws, o->binding.caller.uid, o->binding.caller.gid) && lacks_in_passing(ws))
+            wset_allows(ws, o->binding.caller.uid, o->binding.caller.gid) && lacks_transient(ws))
             drop_to_reload(pool, ws);
     }
     struct index index;
@@ -145,7 +145,7 @@ static void drop_failed(struct opening *o)
     list_for_each (node, &o->requests) {
         struct open_request *r = container_of(node, struct open_request, node);
         struct wset *ws = r->opened && !r->append && r->name[0] ? find_same(pool, o->spec, &index, r) : NULL;
-        if (!ws || ws->owner_uid != r->uid || strcmp(ws->name, r->name) != 0 || !lacks_in_passing(ws) ||
+        if (!ws || ws->owner_uid != r->uid || strcmp(ws->name, r->name) != 0 || !lacks_transient(ws) ||
             !(ws->mode & 0004) != !(r->flags & LEAT_OPEN_PUBLIC) || !all_hear(pool, ws))
             continue;
         r->pool_bytes = r->pool_bytes ? r->pool_bytes : ws->limit_bytes;

@@ -33,7 +33,7 @@ static void advanced_on_loop(void *arg)
 }
 
 /* One message to the loop however many segments end meanwhile. */
-void wset_advanced(struct wset *ws)
+void wset_progressed(struct wset *ws)
 {
     if (atomic_exchange(&ws->notify_pending, true))
         return;
@@ -72,7 +72,7 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
                              .opener = &pool->config.opener,
                              .budget = &pool->budget,
                              .connections = config->s3.connections,
-                             .advanced = wset_advanced,
+                             .advanced = wset_progressed,
                              .ready = fill_ready};
     int code = fill_new(&fc, &pool->fill, err);
     if (code == 0 && (code = net_server_new(config->data_threads, &pool->server)) < 0)
@@ -407,7 +407,7 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
                     region_give_up(ws->regions[g].region);
             }
         } else if (ws->leases > 0) {
-            wset_advanced(ws); /* whoever waits for what is not loaded any more */
+            wset_progressed(ws); /* whoever waits for what is not loaded any more */
         }
         wset_unref(ws);
         wset_unref(ws); /* the pool's own */

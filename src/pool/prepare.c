@@ -168,7 +168,7 @@ void pool_commit(struct pool *pool, struct wset *ws)
     wset_unref(old);
     if (ws->flags & PROTO_WS_PUSHED) {
         ws->state = WSET_READY;
-        wset_advanced(ws);
+        wset_progressed(ws);
     } else {
         fill_go(pool->fill, ws);
     }

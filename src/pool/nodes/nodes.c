@@ -96,13 +96,13 @@ static void resync_answer(void *user, struct peer_reply *reply)
     if (ws && reply->status == 0) {
         if ((ws->lost_nodes >> r->node & 1) && bytes_get_u32(&in) == 1) {
             wset_node_back(ws, r->node);
-            wset_advanced(ws);
+            wset_progressed(ws);
         }
     } else if (ws && reply->status != LEAT_PEER_GONE) {
         /* It is up and does not have the set: it was started anew. */
         if (!(ws->lost_nodes >> r->node & 1)) {
             wset_node_lost(ws, r->node);
-            wset_advanced(ws);
+            wset_progressed(ws);
         }
         if (reply->status == LEAT_NOT_FOUND && !(ws->flags & PROTO_WS_PUSHED) && !ws->prepared &&
             !ws->superseded && cluster_is_up(r->cluster, r->node))
@@ -143,7 +143,7 @@ static void node_lost(struct cluster *c, unsigned n)
         struct wset *ws = container_of(node, struct wset, node);
         if (ws->nnodes && cluster_hosts(ws, n)) {
             wset_node_lost(ws, n);
-            wset_advanced(ws);
+            wset_progressed(ws);
         }
     }
 }

@@ -379,7 +379,7 @@ static int on_ready(struct cluster *c, struct client *client, struct conn_messag
         wset_piece(ws, sample, field, offset, bytes, crc, status);
     }
     if (ws)
-        wset_advanced(ws);
+        wset_progressed(ws);
     return bytes_in_done(&in) < 0 ? LEAT_CORRUPT : 0;
 }
 

@@ -245,7 +245,7 @@ static void test_tells_why(void **state)
     while (wset_sample_state(theirs, i) != LIVE_FAILED)
         loop_turn(loop, 10);
     assert_int_equal(wset_failure_get(theirs, i, NULL), LEAT_CORRUPT);
-    assert_false(wset_failed_in_passing(theirs));
+    assert_false(wset_failed_transient(theirs));
     pool_unlease(o.ws);
     stop(&h[1]);
     stop(&h[0]);

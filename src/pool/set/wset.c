@@ -471,7 +471,7 @@ void wset_failure(struct wset *ws, uint64_t sample, int code, const char *messag
     pthread_mutex_unlock(&ws->failure_lock);
 }
 
-bool wset_failed_in_passing(struct wset *ws)
+bool wset_failed_transient(struct wset *ws)
 {
     if (atomic_load(&ws->live->failed_samples) == 0)
         return false;

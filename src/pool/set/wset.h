@@ -187,7 +187,7 @@ void wset_node_back(struct wset *ws, uint32_t node);
 /* Fills err for a sample whose state is FAILED or LOST; returns its code. */
 int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err);
 /* Some failed, and not for what they hold: read again they may be there. */
-bool wset_failed_in_passing(struct wset *ws);
+bool wset_failed_transient(struct wset *ws);
 /* One that failed, and how many did: for who waits for all. */
 int wset_failure_any(struct wset *ws, struct leat_error *err);
 /* Every sample is resident, failed, lost (and so read from its source), or streamed. */
@@ -206,7 +206,7 @@ static inline enum live_state wset_sample_state(const struct wset *ws, uint64_t 
     return (enum live_state)atomic_load_explicit(&ws->sample_state[i], memory_order_acquire);
 }
 /* Wakes whoever waits for samples of this set; any thread, coalesced. */
-void wset_advanced(struct wset *ws);
+void wset_progressed(struct wset *ws);
 /* A region of ours has been written: notes the page size that it got. Any thread. */
 void wset_note_pages(struct wset *ws, const struct region *region);
 /*
