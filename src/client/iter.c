@@ -3,7 +3,7 @@
  * iter.c: the batches of an epoch, in order, read ahead by a thread into the ring of a view.
  *
  *   thread:   step ──▶ positions of this rank ──▶ leat_order_fill ──▶ batch_fill ──▶ queue (at most `ahead`)
- *   consumer: leat_next takes from the queue; while it computes nothing between two calls it fills its batch by itself (hasty)
+ *   consumer: leat_next takes from the queue; while it computes nothing between two calls it fills its batch by itself (bypass_score)
  *
  *   step s:  │ rank 0: batch_size │ rank 1 │ … │   G = batch_size * world_size positions from first_position + s * G;
  *   the last, short step is dropped, shared out evenly, or padded from the epoch's start (keep_tail).
@@ -31,13 +31,13 @@
 
 /*
  * Reading ahead gains what the consumer computes meanwhile, and costs a wake-up and another CPU's cache for each batch. A consumer
- * that came back within SOON_NS HASTY / SOON times running, and found nothing there, reads its batches by itself until it was late
- * HASTY / LATE times running (or every other time: two batches a step of the loop are worth reading ahead): a batch of 64 samples of 4 KiB is 24 us of copying, a wake-up in a virtual machine 5 to 20.
+ * that came back within BYPASS_SOON_NS BYPASS_ALWAYS / BYPASS_SOON times running, and found nothing there, reads its batches by itself until it was late
+ * BYPASS_ALWAYS / BYPASS_LATE times running (or every other time: two batches a step of the loop are worth reading ahead): a batch of 64 samples of 4 KiB is 24 us of copying, a wake-up in a virtual machine 5 to 20.
  */
-#define SOON_NS 20000u
-#define HASTY   9u
-#define SOON    3u
-#define LATE    3u
+#define BYPASS_SOON_NS 20000u
+#define BYPASS_ALWAYS  9u
+#define BYPASS_SOON    3u
+#define BYPASS_LATE    3u
 
 struct leat_iter {
     struct leat_view *view;
@@ -53,13 +53,13 @@ struct leat_iter {
     _Atomic bool cancel;
     struct leat_batch **queue; /* ring of `ahead` */
     unsigned head, queued;
-    uint64_t next_step; /* of the thread */
-    uint64_t delivered; /* steps handed out */
-    bool failed;        /* the thread waits: `error` belongs to next_step */
-    bool filling;       /* `filler` reads next_step */
-    bool direct;        /* the thread waits: the consumer reads by itself */
-    unsigned hasty;     /* 0 to HASTY: more for a call that came soon, less for a late one */
-    unsigned waiting;   /* consumers */
+    uint64_t next_step;    /* of the thread */
+    uint64_t delivered;    /* steps handed out */
+    bool failed;           /* the thread waits: `error` belongs to next_step */
+    bool filling;          /* `filler` reads next_step */
+    bool direct;           /* the thread waits: the consumer reads by itself */
+    unsigned bypass_score; /* 0 to BYPASS_ALWAYS: more for a call that came soon, less for a late one */
+    unsigned waiting;      /* consumers */
     pthread_t filler;
     uint64_t returned_ns;
     struct leat_error error;
@@ -502,16 +502,17 @@ static int take(struct leat_iter *it, struct leat_batch **ret_batch, struct leat
 }
 
 /* Under lock. Has the consumer anything to do between its calls? Wakes the thread when it has again. */
-static void notice_haste(struct leat_iter *it)
+static void update_bypass(struct leat_iter *it)
 {
-    bool soon = it->returned_ns && clock_now_ns() - it->returned_ns < SOON_NS;
+    bool soon = it->returned_ns && clock_now_ns() - it->returned_ns < BYPASS_SOON_NS;
     if (!soon)
-        it->hasty -= MIN(it->hasty, LATE); /* one alone may have been another thread's turn on this CPU */
+        it->bypass_score -= MIN(it->bypass_score,
+                                BYPASS_LATE); /* one alone may have been another thread's turn on this CPU */
     else if (it->direct || !it->queued)
-        it->hasty = MIN(it->hasty + (it->direct ? 1 : SOON), HASTY);
+        it->bypass_score = MIN(it->bypass_score + (it->direct ? 1 : BYPASS_SOON), BYPASS_ALWAYS);
     if (it->ranges || it->view->memory != LEAT_MEMORY_HOST)
         return; /* what is announced ahead, or copied by a device, is worth a thread */
-    if (!it->direct && it->hasty == HASTY)
+    if (!it->direct && it->bypass_score == BYPASS_ALWAYS)
         it->direct = true;
 }
 
@@ -534,7 +535,7 @@ static int fill_here(struct leat_iter *it, uint64_t timeout_ns, struct leat_batc
         it->next_step++;
         it->delivered++;
     }
-    if (rc || !it->hasty)
+    if (rc || !it->bypass_score)
         it->direct = false; /* the next one is read while this one is computed with */
     if (!it->direct || it->waiting)
         pthread_cond_broadcast(&it->changed);
@@ -553,7 +554,7 @@ int leat_next(struct leat_iter *it, uint64_t timeout_ns, struct leat_batch **ret
     uint64_t poll_ns = 0;
     int rc;
     pthread_mutex_lock(&it->lock);
-    notice_haste(it);
+    update_bypass(it);
     for (;;) {
         bool here = it->direct && !it->queued && !it->failed && !it->filling && it->next_step < it->steps;
         rc = here ? fill_here(it, timeout_ns, ret_batch, err) : take(it, ret_batch, err);
