@@ -154,7 +154,7 @@ class Batch(_leat.BatchBase, Named):
     ValueError: the batch was released
     """
 
-    __slots__ = ("__weakref__", "_kept")  # the rest is BatchBase's, so that a Lane can make one
+    __slots__ = ("__weakref__", "_kept")  # the rest is BatchBase's, so that a FastIter can make one
 
     #: Position in the epoch's order of the first sample, for batches of `leat.batches`.
     position: int
@@ -176,7 +176,7 @@ class Batch(_leat.BatchBase, Named):
         return any(field.name == name for field in self._fields)
 
     def _get(self, name: str) -> Value:
-        """What `batch[name]` of BatchBase leaves to Python: errors, and what was not asked for before and is no plain array of a Lane's."""
+        """What `batch[name]` of BatchBase leaves to Python: errors, and what was not asked for before and is no plain array of a FastIter's."""
         if self._holder.released:
             raise ValueError("the batch was released")
         value = self._values.get(name)
@@ -318,7 +318,7 @@ class Batch(_leat.BatchBase, Named):
 
 
 def dense_arrays(fields: Sequence[Field], n: int) -> dict[str, tuple[type, int, tuple[int, ...], np.dtype[Any]]]:
-    """What a Lane makes the arrays of without Python: {name: (type, number of the field, shape, dtype)} of batches of `n` samples in host memory."""
+    """What a FastIter makes the arrays of without Python: {name: (type, number of the field, shape, dtype)} of batches of `n` samples in host memory."""
     return {field.name: (np.ndarray, number, (n, *field.shape), field.dtype) for number, field in enumerate(fields)
             if field.fixed_bytes and field.kind != "raw" and not field.rows}
 

@@ -43,8 +43,8 @@ _log = logging.getLogger("leat")
 NOT_OF_A_SAMPLE = (Busy, Denied, NoSpace, PeerGone, Stale, TimedOut, WorkerDied)
 
 
-class Epoch(_leat.Lane, Iterator[Any]):
-    """One pass, from a position to the end of the epoch. Steps that are plain go by the Lane and no Python; `_step` does the others."""
+class Epoch(_leat.FastIter, Iterator[Any]):
+    """One pass, from a position to the end of the epoch. Steps that are plain go by the FastIter and no Python; `_step` does the others."""
 
     _batch_type: type[PreparedBatch] = PreparedBatch
 
@@ -463,7 +463,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
     # --- the loop ---
 
     def _settle(self) -> None:
-        """Takes over what the Lane counted: before anybody looks at the loader."""
+        """Takes over what the FastIter counted: before anybody looks at the loader."""
         counted = self.take()
         if counted is None:
             return
@@ -489,7 +489,7 @@ class Epoch(_leat.Lane, Iterator[Any]):
                 self._met = self._met or error
 
     def _tell(self) -> None:
-        """Called by the Lane when `report_at` is past, and behind its last batch."""
+        """Called by the FastIter when `report_at` is past, and behind its last batch."""
         loader = self._loader
         self._settle()
         now = perf_counter()

@@ -105,7 +105,7 @@ class BatchBase:
     slot: int
     def __getitem__(self, name: str, /) -> Value: ...
 
-class Lane:
+class FastIter:
     returned_at: float
     report_at: float
     def arm(self, iter: Iter, type: type, fields: Any, set: Any, valid: Any, dense: dict[str, Any], steps: int, timeout_ns: int, /) -> None: ...

@@ -7,7 +7,7 @@
 #include <string.h>
 
 PyTypeObject *client_type, *set_type, *ring_type, *iter_type, *holder_type, *memory_type, *order_type,
-    *batch_type, *lane_type, *scan_type;
+    *batch_type, *fast_iter_type, *scan_type;
 
 /* --- gate ------------------------------------------------------------------------------------------------------ */
 
@@ -229,7 +229,8 @@ PyMODINIT_FUNC PyInit__leat(void)
         add_type(module, &ring_type, &ring_spec) < 0 || add_type(module, &iter_type, &iter_spec) < 0 ||
         add_type(module, &holder_type, &holder_spec) < 0 ||
         add_type(module, &memory_type, &memory_spec) < 0 || add_type(module, &order_type, &order_spec) < 0 ||
-        add_type(module, &batch_type, &batch_spec) < 0 || add_type(module, &lane_type, &lane_spec) < 0 ||
+        add_type(module, &batch_type, &batch_spec) < 0 ||
+        add_type(module, &fast_iter_type, &fast_iter_spec) < 0 ||
         add_type(module, &scan_type, &scan_spec) < 0 ||
         PyModule_AddStringConstant(module, "version", leat_version()) < 0) {
         Py_DECREF(module);

@@ -7,7 +7,7 @@
  *   convert.c arguments, ids, progress, signals   set.c     Set: one working set
  *   memory.c  Memory: buffer protocol, DLPack     ring.c    Ring, Iter, Holder: slots and leases
  *   scan.c    Scan: a prefix once, in its order
- *   lane.c    Lane, BatchBase: plain batches from the iterator to the loop
+ *   fast_iter.c    FastIter, BatchBase: plain batches from the iterator to the loop
  *   errors.c  exceptions: shared with the other extensions
  *
  * Invariants
@@ -102,9 +102,9 @@ struct holder_object {
 };
 
 extern PyTypeObject *client_type, *set_type, *ring_type, *iter_type, *holder_type, *memory_type, *order_type,
-    *batch_type, *lane_type, *scan_type;
+    *batch_type, *fast_iter_type, *scan_type;
 extern PyType_Spec client_spec, set_spec, ring_spec, iter_spec, holder_spec, memory_spec, order_spec,
-    batch_spec, lane_spec, scan_spec;
+    batch_spec, fast_iter_spec, scan_spec;
 
 PyObject *set_new(struct leat_ws *ws);
 PyObject *scan_new(struct leat_scan *scan);

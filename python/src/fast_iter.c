@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lane.c: Lane: the way of batches that need no Python: from the iterator to the loop. BatchBase: what a batch is made of.
+ * fast_iter.c: FastIter: the way of batches that need no Python: from the iterator to the loop. BatchBase: what a batch is made of.
  *
  *   next ──▶ armed? ──▶ leat_next ──▶ a batch object with its slot in it ──▶ counted here, told about once a second
  *              └─ no ──▶ self._step(): Python (_epoch.py) does one step, and arms the lane where the next ones are plain
  *
- * leat._epoch.Epoch is a Lane. What is counted here it takes over (take) before anybody looks: a state, stats, a report.
+ * leat._epoch.Epoch is a FastIter. What is counted here it takes over (take) before anybody looks: a state, stats, a report.
  *
  * Failure modes: a sample that cannot be read disarms: Python reads the step again, and names, replaces or raises. Whatever else the
  * library says is raised, and the next call tries again.
@@ -111,7 +111,7 @@ static PyType_Slot batch_slots[] = {
 PyType_Spec batch_spec = {"leat._leat.BatchBase", sizeof(struct batch_object), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, batch_slots};
 
-/* --- Lane ------------------------------------------------------------------------------------------------------------ */
+/* --- FastIter ------------------------------------------------------------------------------------------------------------ */
 
 #define RECENT 128u /* of _stats.WINDOW */
 
@@ -123,7 +123,7 @@ struct counted {
     } recent[RECENT]; /* the last of `batches` */
 };
 
-struct lane_object {
+struct fast_iter_object {
     PyObject ob_base;
     pthread_mutex_t turn;       /* who is inside; recursive */
     pthread_mutex_t count_lock; /* guards counted */
@@ -143,9 +143,9 @@ static double clock_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static PyObject *lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *fast_iter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    struct lane_object *self = object_new(type);
+    struct fast_iter_object *self = object_new(type);
     if (!self)
         return NULL;
     pthread_mutexattr_t attr;
@@ -157,7 +157,7 @@ static PyObject *lane_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static void disarm(struct lane_object *self)
+static void disarm(struct fast_iter_object *self)
 {
     self->left = 0;
     Py_CLEAR(self->iter);
@@ -168,7 +168,7 @@ static void disarm(struct lane_object *self)
     Py_CLEAR(self->dense);
 }
 
-static void lane_dealloc(struct lane_object *self)
+static void fast_iter_dealloc(struct fast_iter_object *self)
 {
     disarm(self);
     for (unsigned i = 0; i < 3; i++)
@@ -179,7 +179,7 @@ static void lane_dealloc(struct lane_object *self)
 }
 
 /* arm(iter, batch type, fields, set, valid, dense, steps, timeout_ns): the next steps are as the iterator gives them. */
-static PyObject *lane_arm(struct lane_object *self, PyObject *args)
+static PyObject *fast_iter_arm(struct fast_iter_object *self, PyObject *args)
 {
     PyObject *iter, *type, *fields, *set, *valid, *dense;
     uint64_t left, timeout_ns;
@@ -206,14 +206,14 @@ static PyObject *lane_arm(struct lane_object *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *lane_disarm(struct lane_object *self, PyObject *none)
+static PyObject *fast_iter_disarm(struct fast_iter_object *self, PyObject *none)
 {
     self->left = 0; /* another thread may be inside, with what it is armed with */
     Py_RETURN_NONE;
 }
 
 /* take() -> (batches, seconds waited, seconds consumed, [(waited, consumed) of the last ones]) since it was asked last. */
-static PyObject *lane_take(struct lane_object *self, PyObject *none)
+static PyObject *fast_iter_take(struct fast_iter_object *self, PyObject *none)
 {
     struct counted c;
     pthread_mutex_lock(&self->count_lock);
@@ -237,7 +237,7 @@ static PyObject *lane_take(struct lane_object *self, PyObject *none)
                   : NULL;
 }
 
-static void count(struct lane_object *self, double waited, double consumed)
+static void count(struct fast_iter_object *self, double waited, double consumed)
 {
     pthread_mutex_lock(&self->count_lock);
     struct counted *c = &self->counted;
@@ -250,7 +250,7 @@ static void count(struct lane_object *self, double waited, double consumed)
 }
 
 /* A LoadedBatch, as its __init__ makes it. Takes the batch. */
-static PyObject *batch_new(struct lane_object *self, struct leat_batch *batch)
+static PyObject *batch_new(struct fast_iter_object *self, struct leat_batch *batch)
 {
     struct holder_object *holder = (struct holder_object *)holder_of_batch(self->iter->ring, batch);
     struct batch_object *made = holder ? object_new(self->type) : NULL;
@@ -278,7 +278,7 @@ static PyObject *batch_new(struct lane_object *self, struct leat_batch *batch)
 }
 
 /* One batch with no Python in it. *ret_step: Python is to do this step instead. */
-static PyObject *next_plain(struct lane_object *self, bool *ret_step)
+static PyObject *next_plain(struct fast_iter_object *self, bool *ret_step)
 {
     struct iter_object *iter = self->iter;
     double now = clock_s(), consumed = self->returned_at > 0 ? now - self->returned_at : 0;
@@ -313,7 +313,7 @@ static PyObject *next_plain(struct lane_object *self, bool *ret_step)
 }
 
 /* Progress is told by Python. A signal handler that raised in it is heard when the loop comes back: this batch is delivered. */
-static void tell(struct lane_object *self)
+static void tell(struct fast_iter_object *self)
 {
     PyObject *told = PyObject_CallMethod((PyObject *)self, "_tell", NULL);
     if (!told)
@@ -321,7 +321,7 @@ static void tell(struct lane_object *self)
     Py_XDECREF(told);
 }
 
-static PyObject *lane_next(struct lane_object *self)
+static PyObject *fast_iter_next(struct fast_iter_object *self)
 {
     if (pthread_mutex_trylock(&self->turn)) {
         Py_BEGIN_ALLOW_THREADS;
@@ -345,24 +345,24 @@ static PyObject *lane_next(struct lane_object *self)
     return result;
 }
 
-static PyMethodDef lane_methods[] = {
-    {"arm", (PyCFunction)lane_arm, METH_VARARGS,
+static PyMethodDef fast_iter_methods[] = {
+    {"arm", (PyCFunction)fast_iter_arm, METH_VARARGS,
      "arm(iter, batch type, fields, set, valid, dense, steps, timeout_ns)"},
-    {"disarm", (PyCFunction)lane_disarm, METH_NOARGS, "disarm()"},
-    {"take", (PyCFunction)lane_take, METH_NOARGS, "take() -> what was counted since, or None"},
+    {"disarm", (PyCFunction)fast_iter_disarm, METH_NOARGS, "disarm()"},
+    {"take", (PyCFunction)fast_iter_take, METH_NOARGS, "take() -> what was counted since, or None"},
     {0},
 };
-static PyMemberDef lane_members[] = {
-    {"returned_at", T_DOUBLE, offsetof(struct lane_object, returned_at), 0, NULL},
-    {"report_at", T_DOUBLE, offsetof(struct lane_object, report_at), 0, NULL},
+static PyMemberDef fast_iter_members[] = {
+    {"returned_at", T_DOUBLE, offsetof(struct fast_iter_object, returned_at), 0, NULL},
+    {"report_at", T_DOUBLE, offsetof(struct fast_iter_object, report_at), 0, NULL},
     {0},
 };
-static PyType_Slot lane_slots[] = {{Py_tp_new, lane_new},
-                                   {Py_tp_dealloc, lane_dealloc},
-                                   {Py_tp_iter, PyObject_SelfIter},
-                                   {Py_tp_iternext, lane_next},
-                                   {Py_tp_methods, lane_methods},
-                                   {Py_tp_members, lane_members},
-                                   {0}};
-PyType_Spec lane_spec = {"leat._leat.Lane", sizeof(struct lane_object), 0,
-                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, lane_slots};
+static PyType_Slot fast_iter_slots[] = {{Py_tp_new, fast_iter_new},
+                                        {Py_tp_dealloc, fast_iter_dealloc},
+                                        {Py_tp_iter, PyObject_SelfIter},
+                                        {Py_tp_iternext, fast_iter_next},
+                                        {Py_tp_methods, fast_iter_methods},
+                                        {Py_tp_members, fast_iter_members},
+                                        {0}};
+PyType_Spec fast_iter_spec = {"leat._leat.FastIter", sizeof(struct fast_iter_object), 0,
+                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, fast_iter_slots};
