@@ -155,19 +155,19 @@ static int signals_watch(struct loop_source *s, struct loop *loop)
 
 static int parse(int argc, char **argv, struct config *config, bool *ret_check, struct leat_error *err)
 {
-    int c, code = 0;
+    int c, rc = 0;
     *ret_check = false;
     /* The file first, whatever its place, so that options win over it. */
-    while (code == 0 && (c = getopt_long(argc, argv, "c:hV", options, NULL)) != -1) {
+    while (rc == 0 && (c = getopt_long(argc, argv, "c:hV", options, NULL)) != -1) {
         if (c == 'c')
-            code = config_load(config, optarg, err);
+            rc = config_load(config, optarg, err);
         else if (c == OPT_READY)
             ready_fd = atoi(optarg);
         else if (c == '?')
             return error_set(err, LEAT_INVALID, "see leatd --help");
     }
     optind = 1;
-    while (code == 0 && (c = getopt_long(argc, argv, "c:hV", options, NULL)) != -1) {
+    while (rc == 0 && (c = getopt_long(argc, argv, "c:hV", options, NULL)) != -1) {
         switch (c) {
         case 'h':
             fputs(usage_text, stdout);
@@ -176,43 +176,43 @@ static int parse(int argc, char **argv, struct config *config, bool *ret_check, 
             puts("leatd " LEAT_VERSION);
             exit(0);
         case OPT_PRIVATE:
-            code = config_set(config, "daemon", "mode", "private", err);
+            rc = config_set(config, "daemon", "mode", "private", err);
             break;
         case OPT_SOCKET:
-            code = config_set(config, "daemon", "socket", optarg, err);
+            rc = config_set(config, "daemon", "socket", optarg, err);
             break;
         case OPT_JOB:
-            code = config_set(config, "daemon", "job", optarg, err);
+            rc = config_set(config, "daemon", "job", optarg, err);
             break;
         case OPT_POOL:
-            code = config_set(config, "pool", "size", optarg, err);
+            rc = config_set(config, "pool", "size", optarg, err);
             break;
         case OPT_REGION:
-            code = config_set(config, "pool", "region_size", optarg, err);
+            rc = config_set(config, "pool", "region_size", optarg, err);
             break;
         case OPT_READY_BYTES:
-            code = config_set(config, "pool", "ready", optarg, err);
+            rc = config_set(config, "pool", "ready", optarg, err);
             break;
         case OPT_LISTEN:
-            code = config_set(config, "net", "listen", optarg, err);
+            rc = config_set(config, "net", "listen", optarg, err);
             break;
         case OPT_TOKEN:
-            code = config_set(config, "net", "token_file", optarg, err);
+            rc = config_set(config, "net", "token_file", optarg, err);
             break;
         case OPT_LINGER:
-            code = config_set(config, "daemon", "linger", optarg, err);
+            rc = config_set(config, "daemon", "linger", optarg, err);
             break;
         case OPT_DISK:
-            code = config_set(config, "disk", "engine", optarg, err);
+            rc = config_set(config, "disk", "engine", optarg, err);
             break;
         case OPT_CHECK:
             *ret_check = true;
             break;
         }
     }
-    if (code == 0 && optind < argc)
-        code = error_set(err, LEAT_INVALID, "unexpected argument '%s': see leatd --help", argv[optind]);
-    return code == 0 ? config_finish(config, err) : code;
+    if (rc == 0 && optind < argc)
+        rc = error_set(err, LEAT_INVALID, "unexpected argument '%s': see leatd --help", argv[optind]);
+    return rc == 0 ? config_finish(config, err) : rc;
 }
 
 static struct pool_config pool_settings(const struct config *config, int huge_dir)
@@ -264,9 +264,9 @@ static int check_token(const struct config *config, struct leat_error *err)
     void *token;
     size_t len;
     if (config->token_file && access(config->token_file, F_OK) == 0) {
-        int code = net_token_load(config->token_file, &token, &len, err);
-        if (code < 0)
-            return code;
+        int rc = net_token_load(config->token_file, &token, &len, err);
+        if (rc < 0)
+            return rc;
         net_token_free(token, len);
     }
     printf("nothing is wrong\n");
@@ -298,45 +298,45 @@ static int network_check(const struct config *config, const struct serve_config 
 static int daemon_begin(struct daemon *d, const struct config *config, const struct serve_config *listeners,
                         int huge_dir, struct leat_error *err)
 {
-    int code = loop_new(&d->loop);
-    if (code < 0)
-        return error_sys(err, code, "cannot start the loop");
-    code = signals_watch(&d->signals, d->loop);
-    if (code < 0)
-        return error_sys(err, code, "cannot watch signals");
-    if (config->system && (code = source_check_system(err)) < 0)
-        return code;
-    code = network_check(config, listeners, err);
-    if (code < 0)
-        return code;
-    if (config->token_file && (code = net_token_load(config->token_file, &d->token, &d->token_len, err)) < 0)
-        return code;
+    int rc = loop_new(&d->loop);
+    if (rc < 0)
+        return error_sys(err, rc, "cannot start the loop");
+    rc = signals_watch(&d->signals, d->loop);
+    if (rc < 0)
+        return error_sys(err, rc, "cannot watch signals");
+    if (config->system && (rc = source_check_system(err)) < 0)
+        return rc;
+    rc = network_check(config, listeners, err);
+    if (rc < 0)
+        return rc;
+    if (config->token_file && (rc = net_token_load(config->token_file, &d->token, &d->token_len, err)) < 0)
+        return rc;
     struct pool_config pc = pool_settings(config, huge_dir);
-    code = pool_new(d->loop, &pc, &d->pool, err);
-    if (code < 0)
-        return code;
+    rc = pool_new(d->loop, &pc, &d->pool, err);
+    if (rc < 0)
+        return rc;
     struct server_config sc = server_settings(config, d->token, d->token_len);
-    code = server_new(d->loop, d->pool, &sc, &d->server, err);
-    if (code < 0)
-        return code;
+    rc = server_new(d->loop, d->pool, &sc, &d->server, err);
+    if (rc < 0)
+        return rc;
     struct cluster_config cc = {.nodes = config->nodes,
                                 .nnodes = config->nnodes,
                                 .self = config->listen,
                                 .token = d->token,
                                 .token_len = d->token_len};
-    if (config->nnodes && (code = cluster_new(d->loop, d->pool, &cc, &d->cluster, err)) < 0)
-        return code;
+    if (config->nnodes && (rc = cluster_new(d->loop, d->pool, &cc, &d->cluster, err)) < 0)
+        return rc;
     if (!listeners->npaths)
         return 0;
-    code = pool_bridge_new(d->loop, d->server, &d->bridge);
-    if (code < 0)
-        return error_set(err, code, "out of memory");
+    rc = pool_bridge_new(d->loop, d->server, &d->bridge);
+    if (rc < 0)
+        return error_set(err, rc, "out of memory");
     struct serve_config with_pool = *listeners;
     with_pool.pool = pool_bridge_pool(d->bridge);
     with_pool.node_name = config->node_name;
-    code = serve_new(&with_pool, &d->serve, err);
-    if (code < 0)
-        return code;
+    rc = serve_new(&with_pool, &d->serve, err);
+    if (rc < 0)
+        return rc;
     pool_store(d->pool, serve_store(d->serve), serve_may_read, d->serve);
     return 0;
 }
@@ -348,18 +348,18 @@ static int daemon_run(struct daemon *d, const struct config *config, struct leat
     tell_ready(NULL);
     log_info("serving on %s%s%s", config->socket, config->listen ? " and " : "",
              config->listen ? config->listen : "");
-    int code = loop_run(d->loop);
-    return code < 0 ? error_sys(err, code, "the loop failed") : 0;
+    int rc = loop_run(d->loop);
+    return rc < 0 ? error_sys(err, rc, "the loop failed") : 0;
 }
 
-static void daemon_end(struct daemon *d, int code)
+static void daemon_end(struct daemon *d, int rc)
 {
     pool_bridge_close(d->bridge); /* what listeners still ask of the pool ends */
     server_free(d->server);
     if (pool_stop(d->pool) < 0) {
         log_warning(
             "a source does not answer (a network file system that hangs?): ending without waiting for it");
-        _exit(code < 0);
+        _exit(rc < 0);
     }
     serve_free(d->serve); /* sets were read from its store */
     cluster_free(d->cluster);
@@ -376,11 +376,11 @@ static int serve(const struct config *config, const struct serve_config *listene
     struct daemon d = {.signals.fd = -1};
     /* Before there are threads: it may have to fork. */
     AUTO_CLOSE int huge_dir = config->huge_pages ? hugefs_open() : -1;
-    int code = daemon_begin(&d, config, listeners, huge_dir, err);
-    if (code == 0)
-        code = daemon_run(&d, config, err);
-    daemon_end(&d, code);
-    return code;
+    int rc = daemon_begin(&d, config, listeners, huge_dir, err);
+    if (rc == 0)
+        rc = daemon_run(&d, config, err);
+    daemon_end(&d, rc);
+    return rc;
 }
 
 /*
@@ -445,18 +445,18 @@ int main(int argc, char **argv)
         setrlimit(RLIMIT_NOFILE, &files);
     }
     umask(077);
-    int code = parse(argc, argv, &config, &check, &err);
-    if (code == 0)
-        code = serve_config_finish(&listeners, &err);
-    if (code == 0 && check)
-        code = check_token(&config, &err);
-    else if (code == 0)
-        code = serve(&config, &listeners, &err);
-    if (code < 0) {
+    int rc = parse(argc, argv, &config, &check, &err);
+    if (rc == 0)
+        rc = serve_config_finish(&listeners, &err);
+    if (rc == 0 && check)
+        rc = check_token(&config, &err);
+    else if (rc == 0)
+        rc = serve(&config, &listeners, &err);
+    if (rc < 0) {
         tell_ready(&err);
         fprintf(stderr, "leatd: %s\n", err.message);
     }
     serve_config_fini(&listeners);
     config_fini(&config);
-    return code < 0;
+    return rc < 0;
 }

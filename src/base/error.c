@@ -5,9 +5,9 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-const char *leat_strerror(int code)
+const char *leat_strerror(int rc)
 {
-    switch (code) {
+    switch (rc) {
     case 0:
         return "ok";
     case LEAT_NOT_FOUND:
@@ -41,55 +41,54 @@ const char *leat_strerror(int code)
     }
 }
 
-static int set_va(struct leat_error *err, int code, const char *fmt, va_list ap)
+static int set_va(struct leat_error *err, int rc, const char *fmt, va_list ap)
 {
-    assert(code < 0);
+    assert(rc < 0);
     if (err) {
-        err->code = code;
+        err->code = rc;
         memset(err->reserved, 0, sizeof(err->reserved));
         /* Names of files and sets end up here, and the message on another user's terminal. */
         char text[LEAT_ERROR_MESSAGE_MAX];
         vsnprintf(text, sizeof(text), fmt, ap);
         utf8_show(text, strlen(text), err->message, sizeof(err->message));
     }
-    return code;
+    return rc;
 }
 
-int error_set(struct leat_error *err, int code, const char *fmt, ...)
+int error_set(struct leat_error *err, int rc, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    set_va(err, code, fmt, ap);
+    set_va(err, rc, fmt, ap);
     va_end(ap);
-    return code;
+    return rc;
 }
 
-int error_sys(struct leat_error *err, int code, const char *fmt, ...)
+int error_sys(struct leat_error *err, int rc, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    set_va(err, code, fmt, ap);
+    set_va(err, rc, fmt, ap);
     va_end(ap);
     if (err) {
         size_t used = strlen(err->message);
-        snprintf(err->message + used, sizeof(err->message) - used, ": %s", strerror(-code));
+        snprintf(err->message + used, sizeof(err->message) - used, ": %s", strerror(-rc));
     }
-    return code;
+    return rc;
 }
 
-int error_prefix(struct leat_error *err, int code, const char *fmt, ...)
+int error_prefix(struct leat_error *err, int rc, const char *fmt, ...)
 {
-    assert(code < 0);
+    assert(rc < 0);
     if (!err)
-        return code;
+        return rc;
     char inner[LEAT_ERROR_MESSAGE_MAX];
-    snprintf(inner, sizeof(inner), "%s",
-             err->code == code && err->message[0] ? err->message : strerror(-code));
+    snprintf(inner, sizeof(inner), "%s", err->code == rc && err->message[0] ? err->message : strerror(-rc));
     va_list ap;
     va_start(ap, fmt);
-    set_va(err, code, fmt, ap);
+    set_va(err, rc, fmt, ap);
     va_end(ap);
     size_t used = strlen(err->message);
     snprintf(err->message + used, sizeof(err->message) - used, ": %s", inner);
-    return code;
+    return rc;
 }

@@ -109,11 +109,11 @@ int client_rpc_dead_error(const struct leat_client *client, struct leat_error *e
 }
 
 /* Nothing can be sent or received any more. Shut down, so that who is waiting for the socket wakes up, and so does the daemon. */
-static void die(struct leat_client *c, int code)
+static void die(struct leat_client *c, int rc)
 {
     int alive = 0;
-    bool kept = code == -ENOMEM || code == -EMFILE || code == LEAT_CORRUPT;
-    if (atomic_compare_exchange_strong(&c->dead, &alive, kept ? code : LEAT_PEER_GONE))
+    bool kept = rc == -ENOMEM || rc == -EMFILE || rc == LEAT_CORRUPT;
+    if (atomic_compare_exchange_strong(&c->dead, &alive, kept ? rc : LEAT_PEER_GONE))
         shutdown(c->fd, SHUT_RDWR);
 }
 

@@ -198,17 +198,17 @@ int requests_verify(struct client *c, struct conn_message *m)
         return requests_refuse(c, &m->frame, &err);
     }
     struct verifying *v = malloc(sizeof(*v));
-    int code = -ENOMEM;
+    int rc = -ENOMEM;
     if (v) {
         *v = (struct verifying){c->server->pool, c->serial, m->frame.id, m->frame.type};
-        code = verify_start(c->server->pool, ws, flags & LEAT_VERIFY_SOURCE, verify_progress, verify_done, v);
+        rc = verify_start(c->server->pool, ws, flags & LEAT_VERIFY_SOURCE, verify_progress, verify_done, v);
     }
-    if (code < 0) {
+    if (rc < 0) {
         struct leat_error err;
-        if (code == LEAT_BUSY)
-            error_set(&err, code, "several verifications are under way already: try later");
+        if (rc == LEAT_BUSY)
+            error_set(&err, rc, "several verifications are under way already: try later");
         else
-            error_sys(&err, code, "cannot start a verification");
+            error_sys(&err, rc, "cannot start a verification");
         free(v);
         return requests_refuse(c, &m->frame, &err);
     }

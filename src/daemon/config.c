@@ -52,11 +52,11 @@ static int add_nodes(struct config *c, const char *value, struct leat_error *err
         size_t len = strlen(word);
         if (len && word[len - 1] == ',')
             word[len - 1] = 0;
-        int code = *word ? net_addresses_check("nodes", word, err) : 0;
-        if (code == 0 && *word)
-            code = setting_add_word(&c->nodes, &c->nnodes, word, err);
-        if (code < 0)
-            return code;
+        int rc = *word ? net_addresses_check("nodes", word, err) : 0;
+        if (rc == 0 && *word)
+            rc = setting_add_word(&c->nodes, &c->nnodes, word, err);
+        if (rc < 0)
+            return rc;
     }
     return 0;
 }
@@ -66,9 +66,9 @@ static int set_pool(struct config *c, const char *key, const char *value, struct
     if (!strcmp(key, "huge_pages"))
         return setting_bool(&c->huge_pages, key, value, err);
     uint64_t bytes;
-    int code = size_parse(value, &bytes, err);
-    if (code < 0)
-        return error_prefix(err, code, "%s", key);
+    int rc = size_parse(value, &bytes, err);
+    if (rc < 0)
+        return error_prefix(err, rc, "%s", key);
     if (!strcmp(key, "size")) {
         if (bytes < 1 * MIB)
             return error_set(err, LEAT_INVALID, "size = %s: a pool has at least 1MiB", value);
@@ -105,8 +105,8 @@ static int set_daemon(struct config *c, const char *key, const char *value, stru
         return setting_text(&c->node_name, value, err);
     if (!strcmp(key, "roots"))
         return setting_add_words(&c->roots, &c->nroots, value, err);
-    int code = duration_parse_ns(value, &c->linger_ns, err);
-    return code < 0 ? error_prefix(err, code, "linger") : 0;
+    int rc = duration_parse_ns(value, &c->linger_ns, err);
+    return rc < 0 ? error_prefix(err, rc, "linger") : 0;
 }
 
 static int set_rdma_users(struct config *c, const char *value, struct leat_error *err)
@@ -124,8 +124,8 @@ static int set_rdma_users(struct config *c, const char *value, struct leat_error
 static int set_net(struct config *c, const char *key, const char *value, struct leat_error *err)
 {
     if (!strcmp(key, "listen")) {
-        int code = net_addresses_check("listen", value, err);
-        return code ? code : setting_text(&c->listen, value, err);
+        int rc = net_addresses_check("listen", value, err);
+        return rc ? rc : setting_text(&c->listen, value, err);
     }
     if (!strcmp(key, "token_file"))
         return setting_text(&c->token_file, value, err);

@@ -51,12 +51,12 @@ static struct credits *credits_of(struct server *s, uint32_t uid, int *ret_code)
 int requests_credits(struct client *c, struct conn_message *m)
 {
     struct leat_error err;
-    int code = 0;
+    int rc = 0;
     if (m->frame.body_bytes)
         return LEAT_CORRUPT;
-    struct credits *t = c->credits ? c->credits : credits_of(c->server, c->uid, &code);
+    struct credits *t = c->credits ? c->credits : credits_of(c->server, c->uid, &rc);
     if (!t) {
-        error_sys(&err, code, "no table of credits");
+        error_sys(&err, rc, "no table of credits");
         return requests_refuse(c, &m->frame, &err);
     }
     if (!c->credits) {

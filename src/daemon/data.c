@@ -119,14 +119,14 @@ int data_target_new(struct server *s, struct wset *ws, uint32_t uid, struct data
 {
     unsigned most = s->pool->config.limits.user_data;
     uint64_t has = 0;
-    int code = quota_take(&s->pool->shares, uid, QUOTA_DATA, 1, most, &has);
-    if (code == -EDQUOT)
+    int rc = quota_take(&s->pool->shares, uid, QUOTA_DATA, 1, most, &has);
+    if (rc == -EDQUOT)
         return error_set(err, LEAT_BUSY,
                          "user %u has %" PRIu64 " data connections, and a user may have %u: end readers over "
                          "TCP, or raise user_data_connections in [limits] of leatd.conf",
                          uid, has, most);
-    struct data_target *d = code == 0 ? calloc(1, sizeof(*d)) : NULL;
-    if (code == 0 && !d)
+    struct data_target *d = rc == 0 ? calloc(1, sizeof(*d)) : NULL;
+    if (rc == 0 && !d)
         quota_give(&s->pool->shares, uid, QUOTA_DATA, 1);
     if (!d)
         return error_set(err, -ENOMEM, "out of memory");
@@ -247,16 +247,16 @@ static int broker_dial(struct client *c, struct wset *ws, uint32_t node, uint32_
         return requests_refuse(c, f, &err);
     }
     struct brokering *b = malloc(sizeof(*b));
-    int code = -ENOMEM;
+    int rc = -ENOMEM;
     if (b) {
         *b = (struct brokering){.pool = c->server->pool, .client = c->serial, .type = f->type, .id = f->id};
         snprintf(b->node, sizeof(b->node), "%s", ws->nodes[node].address);
         c->ndialing++;
-        code = cluster_dial(c->server->pool->cluster, ws, node, rail, c->uid, c->gid, brokered, b);
-        c->ndialing -= code < 0;
+        rc = cluster_dial(c->server->pool->cluster, ws, node, rail, c->uid, c->gid, brokered, b);
+        c->ndialing -= rc < 0;
     }
-    if (code < 0) {
-        error_sys(&err, code, "cannot connect to node %s", ws->nodes[node].address);
+    if (rc < 0) {
+        error_sys(&err, rc, "cannot connect to node %s", ws->nodes[node].address);
         free(b);
         return requests_refuse(c, f, &err);
     }
@@ -284,17 +284,17 @@ int requests_broker(struct client *c, struct conn_message *m)
     }
     int fds[2];
     struct data_target *target = NULL;
-    int code = data_target_new(c->server, ws, c->uid, &target, &err);
-    if (code < 0)
+    int rc = data_target_new(c->server, ws, c->uid, &target, &err);
+    if (rc < 0)
         return requests_refuse(c, &m->frame, &err);
-    code = tcp_pair(fds);
-    if (code == 0 && (code = data_serve(c->server, target, fds[1])) < 0) {
+    rc = tcp_pair(fds);
+    if (rc == 0 && (rc = data_serve(c->server, target, fds[1])) < 0) {
         close(fds[0]);
         close(fds[1]);
     }
-    if (code < 0) {
+    if (rc < 0) {
         data_target_free(target);
-        error_sys(&err, code, "cannot make a data connection");
+        error_sys(&err, rc, "cannot make a data connection");
         return requests_refuse(c, &m->frame, &err);
     }
     conn_send(c->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, fds, 1);

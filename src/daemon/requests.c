@@ -578,24 +578,24 @@ static int fetch_begin(struct client *c, struct wset *ws, struct fetch *f, struc
                        struct leat_error *err)
 {
     struct stream_window *st;
-    int code = pool_stream_window(c->server->pool, ws, &st, err);
-    for (uint32_t k = 0; code == 0 && k < n; k++) {
+    int rc = pool_stream_window(c->server->pool, ws, &st, err);
+    for (uint32_t k = 0; rc == 0 && k < n; k++) {
         uint64_t first = bytes_get_u64(in), count = bytes_get_u64(in), end;
         if (count == 0 || add_overflows(first, count, &end) || end > ws->index.header->nsamples)
             return error_set(err, LEAT_INVALID, "samples %" PRIu64 " + %" PRIu64 " of a set of %" PRIu64,
                              first, count, ws->index.header->nsamples);
-        code = stream_window_get(st, first, count, &f->entries[k]);
-        if (code == 0)
+        rc = stream_window_get(st, first, count, &f->entries[k]);
+        if (rc == 0)
             f->n++;
-        else if (code == -EAGAIN || code == LEAT_NO_SPACE)
-            code = error_set(err, code == -EAGAIN ? LEAT_BUSY : LEAT_NO_SPACE,
-                             "the window of %" PRIu64 " bytes has no room for samples %" PRIu64 " to %" PRIu64
-                             " (%" PRIu64 " bytes are held by readers): raise the set's share of the pool",
-                             stream_window_bytes(st), first, end - 1, stream_window_held_bytes(st));
+        else if (rc == -EAGAIN || rc == LEAT_NO_SPACE)
+            rc = error_set(err, rc == -EAGAIN ? LEAT_BUSY : LEAT_NO_SPACE,
+                           "the window of %" PRIu64 " bytes has no room for samples %" PRIu64 " to %" PRIu64
+                           " (%" PRIu64 " bytes are held by readers): raise the set's share of the pool",
+                           stream_window_bytes(st), first, end - 1, stream_window_held_bytes(st));
         else
-            error_set(err, code, "out of memory");
+            error_set(err, rc, "out of memory");
     }
-    return code;
+    return rc;
 }
 
 /* Neighbours become one run, as far as a region goes. */
@@ -653,9 +653,9 @@ static int fetch_resident(const struct wset *ws, struct bytes_in *in, uint32_t n
             for (unsigned f = 0; f < ws->index.header->nfields; f++) {
                 if (!index_part(&ws->index, i, f, &part) || part.bytes == 0)
                     continue;
-                int code = resident_runs(ws, part.address, part.bytes, m, &cap);
-                if (code < 0)
-                    return error_set(err, code,
+                int rc = resident_runs(ws, part.address, part.bytes, m, &cap);
+                if (rc < 0)
+                    return error_set(err, rc,
                                      "a fetch has at most %u pieces: ask for fewer samples at a time",
                                      FETCH_RUNS_MAX);
             }
@@ -669,8 +669,8 @@ static int fetch_answer_resident(struct client *c, const struct wset *ws, const 
 {
     struct leat_error err = {0};
     struct proto_fetched m = {.lease = c->next_id++};
-    int code = fetch_resident(ws, in, n, &m, &err);
-    if (code < 0) {
+    int rc = fetch_resident(ws, in, n, &m, &err);
+    if (rc < 0) {
         requests_refuse(c, f, &err);
     } else {
         struct bytes_out body = {0};
@@ -732,9 +732,9 @@ static int on_fetch(struct client *c, struct conn_message *m)
         p->fetch->id = c->next_id++;
         p->fetch->entries = calloc(n, sizeof(*p->fetch->entries));
     }
-    int code = p->fetch && p->fetch->entries ? fetch_begin(c, ws, p->fetch, &in, n, &err)
-                                             : error_set(&err, -ENOMEM, "out of memory");
-    if (code < 0)
+    int rc = p->fetch && p->fetch->entries ? fetch_begin(c, ws, p->fetch, &in, n, &err)
+                                           : error_set(&err, -ENOMEM, "out of memory");
+    if (rc < 0)
         pending_refuse(p, &err);
     else
         fetch_advance(p);

@@ -315,12 +315,12 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
     int fd = body.failed ? -ENOMEM : conn_release_fd(c->conn);
     if (fd >= 0) {
         c->conn = NULL;
-        int code = net_frame_send(fd, PROTO_REPLY, type, id, &body, NULL, 0, clock_now_ns() + NS_PER_S);
-        if (code == 0)
-            code = data_serve(s, target, fd);
-        if (code < 0)
+        int rc = net_frame_send(fd, PROTO_REPLY, type, id, &body, NULL, 0, clock_now_ns() + NS_PER_S);
+        if (rc == 0)
+            rc = data_serve(s, target, fd);
+        if (rc < 0)
             fdpass_hang_up(fd, c->uid);
-        if (code == 0)
+        if (rc == 0)
             target = NULL;
         client_free(c);
     }
@@ -358,18 +358,18 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
 {
     struct proto_welcome w = {0};
     if (m->frame.type == PROTO_HELLO) {
-        int code = net_auth_server_hello(&c->auth, m->body, m->frame.body_bytes, &c->hello, &w);
-        if (code < 0)
-            return code;
+        int rc = net_auth_server_hello(&c->auth, m->body, m->frame.body_bytes, &c->hello, &w);
+        if (rc < 0)
+            return rc;
         if (!version_spoken(&c->hello))
             return handshake_version(c, m->frame.id);
         reply_welcome(c, PROTO_HELLO, m->frame.id, &w); /* a stranger: who we are is for those who prove */
         return 0;
     }
-    int code = m->frame.type == PROTO_PROOF
-                   ? net_auth_server_proof(&c->auth, m->body, m->frame.body_bytes, c->proof)
-                   : LEAT_CORRUPT;
-    if (code < 0) {
+    int rc = m->frame.type == PROTO_PROOF
+                 ? net_auth_server_proof(&c->auth, m->body, m->frame.body_bytes, c->proof)
+                 : LEAT_CORRUPT;
+    if (rc < 0) {
         struct leat_error err;
         error_set(&err, LEAT_DENIED,
                   "the token does not match this node's: the same file must be on every node");
@@ -413,8 +413,8 @@ static int client_message(struct conn *conn, struct conn_message *message)
         return LEAT_CORRUPT;
     if (c->ready)
         return requests_dispatch(c, message);
-    int code = c->is_unix ? handshake_unix(c, message) : handshake_tcp(c, message);
-    return code < 0 ? code : 0;
+    int rc = c->is_unix ? handshake_unix(c, message) : handshake_tcp(c, message);
+    return rc < 0 ? rc : 0;
 }
 
 static const struct conn_ops client_ops = {.message = client_message, .closed = client_closed};
@@ -511,19 +511,19 @@ static bool client_admit(struct server *s, struct client *c)
 /* Who is at the other end of the unix socket, as the kernel says. */
 static int client_identify(struct server *s, struct client *c)
 {
-    int code = conn_credentials(c->conn, &c->uid, &c->gid, &c->pid);
-    if (code == 0 && s->pool->config.opener.system) {
-        code = source_groups_of(conn_fd(c->conn), &c->groups);
-        if (code < 0)
+    int rc = conn_credentials(c->conn, &c->uid, &c->gid, &c->pid);
+    if (rc == 0 && s->pool->config.opener.system) {
+        rc = source_groups_of(conn_fd(c->conn), &c->groups);
+        if (rc < 0)
             log_error_limited(
                 "closed a connection (pid %d, uid %u): cannot find out its groups (%s). A system "
                 "daemon needs SO_PEERGROUPS of the kernel: allow it in the sandbox (seccomp, "
                 "gVisor), or run private daemons",
-                c->pid, c->uid, strerror(-code));
+                c->pid, c->uid, strerror(-rc));
     }
-    if (code == 0 && !(c->user = user_ref(s, c->uid)))
-        code = -ENOMEM;
-    return code;
+    if (rc == 0 && !(c->user = user_ref(s, c->uid)))
+        rc = -ENOMEM;
+    return rc;
 }
 
 static void accept_one(struct server *s, int listener, bool is_unix)
@@ -603,13 +603,13 @@ static int tcp_listener_open(struct loop *loop, struct loop_source *source, cons
                              unsigned mode, void (*progress)(struct loop_source *, uint32_t),
                              struct leat_error *err)
 {
-    int code = net_listen(address, mode, &source->fd, err);
-    if (code < 0)
-        return code;
+    int rc = net_listen(address, mode, &source->fd, err);
+    if (rc < 0)
+        return rc;
     source->events = EPOLLIN;
     source->progress = progress;
-    code = loop_add(loop, source);
-    return code < 0 ? error_sys(err, code, "cannot wait on %s", address) : 0;
+    rc = loop_add(loop, source);
+    return rc < 0 ? error_sys(err, rc, "cannot wait on %s", address) : 0;
 }
 
 int server_new(struct loop *loop, struct pool *pool, const struct server_config *config,
@@ -630,28 +630,28 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
     list_init(&s->credits);
     list_init(&s->users);
     unsigned mode = pool->config.opener.system ? 0666 : 0600;
-    int code = config->listen ? net_addresses_check("listen", config->listen, err) : 0;
-    if (code == 0 && config->listen && !config->token)
-        code = error_set(err, LEAT_INVALID,
-                         "listen = %s needs token_file: whoever can reach the port could read every dataset",
-                         config->listen);
-    if (code == 0)
-        code = tcp_listener_open(loop, &s->unix_source, config->socket, mode, unix_progress, err);
-    if (code == 0 && stat(config->socket, &s->socket_file) < 0)
-        code = error_sys(err, -errno, "cannot look at %s", config->socket);
-    for (unsigned k = 0; code == 0 && config->listen && k < net_addresses_count(config->listen); k++) {
+    int rc = config->listen ? net_addresses_check("listen", config->listen, err) : 0;
+    if (rc == 0 && config->listen && !config->token)
+        rc = error_set(err, LEAT_INVALID,
+                       "listen = %s needs token_file: whoever can reach the port could read every dataset",
+                       config->listen);
+    if (rc == 0)
+        rc = tcp_listener_open(loop, &s->unix_source, config->socket, mode, unix_progress, err);
+    if (rc == 0 && stat(config->socket, &s->socket_file) < 0)
+        rc = error_sys(err, -errno, "cannot look at %s", config->socket);
+    for (unsigned k = 0; rc == 0 && config->listen && k < net_addresses_count(config->listen); k++) {
         char address[NET_ADDRESS_BYTES];
         net_addresses_at(config->listen, k, address);
         s->listeners[k] = (struct listener){.server = s, .source.fd = -1};
         s->nlisteners = k + 1;
-        code = tcp_listener_open(loop, &s->listeners[k].source, address, 0, tcp_progress, err);
+        rc = tcp_listener_open(loop, &s->listeners[k].source, address, 0, tcp_progress, err);
         socklen_t len = sizeof(s->listeners[k].address);
-        if (code == 0)
+        if (rc == 0)
             getsockname(s->listeners[k].source.fd, (struct sockaddr *)&s->listeners[k].address, &len);
     }
-    if (code < 0) {
+    if (rc < 0) {
         server_free(s);
-        return code;
+        return rc;
     }
     pool->user = s;
     pool->advanced = pool_advanced;

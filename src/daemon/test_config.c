@@ -139,9 +139,9 @@ static void test_refused(void **state)
         struct config c;
         struct leat_error err = {0};
         config_init(&c);
-        int code = config_set(&c, cases[k].section, cases[k].key, cases[k].value, &err);
-        if (code != LEAT_INVALID || !strstr(err.message, cases[k].says))
-            fail_msg("[%s] %s = %s: %d, \"%s\"", cases[k].section, cases[k].key, cases[k].value, code,
+        int rc = config_set(&c, cases[k].section, cases[k].key, cases[k].value, &err);
+        if (rc != LEAT_INVALID || !strstr(err.message, cases[k].says))
+            fail_msg("[%s] %s = %s: %d, \"%s\"", cases[k].section, cases[k].key, cases[k].value, rc,
                      err.message);
         assert_int_equal(config_set(&c, cases[k].section, cases[k].key, cases[k].value, NULL), LEAT_INVALID);
         config_fini(&c);
@@ -153,7 +153,7 @@ static void test_ready_fits_the_pool(void **state)
 {
     static const struct {
         const char *ready;
-        int code;
+        int rc;
     } cases[] = {{"0", 0}, {"64MiB", 0}, {"65MiB", LEAT_INVALID}};
     for (unsigned k = 0; k < ARRAY_LEN(cases); k++) {
         struct config c;
@@ -162,8 +162,8 @@ static void test_ready_fits_the_pool(void **state)
         assert_int_equal(config_set(&c, "daemon", "socket", "/tmp/s", NULL), 0);
         assert_int_equal(config_set(&c, "pool", "size", "64MiB", NULL), 0);
         assert_int_equal(config_set(&c, "pool", "ready", cases[k].ready, NULL), 0);
-        assert_int_equal(config_finish(&c, &err), cases[k].code);
-        if (cases[k].code)
+        assert_int_equal(config_finish(&c, &err), cases[k].rc);
+        if (cases[k].rc)
             assert_non_null(strstr(err.message, "ready = 65.0 MiB is more than the pool's size, 64.0 MiB"));
         config_fini(&c);
     }
@@ -206,11 +206,11 @@ static void test_files(void **state)
         struct config c;
         struct leat_error err = {0};
         char place[128];
-        int code = load(&c, cases[k].text, &err);
+        int rc = load(&c, cases[k].text, &err);
         snprintf(place, sizeof(place), "%s, line %d: ", path, cases[k].line);
-        if (code != LEAT_INVALID || strncmp(err.message, place, strlen(place)) != 0 ||
+        if (rc != LEAT_INVALID || strncmp(err.message, place, strlen(place)) != 0 ||
             !strstr(err.message, cases[k].says))
-            fail_msg("case %u: %d, \"%s\"", k, code, err.message);
+            fail_msg("case %u: %d, \"%s\"", k, rc, err.message);
         config_fini(&c);
     }
     struct config c;
@@ -252,9 +252,9 @@ static void finish(const char *text, const char *says)
     struct config c;
     struct leat_error err = {0};
     assert_int_equal(load(&c, text, &err), 0);
-    int code = config_finish(&c, &err);
-    if (says ? code != LEAT_INVALID || !strstr(err.message, says) : code != 0)
-        fail_msg("%s: %d, \"%s\"", text, code, err.message);
+    int rc = config_finish(&c, &err);
+    if (says ? rc != LEAT_INVALID || !strstr(err.message, says) : rc != 0)
+        fail_msg("%s: %d, \"%s\"", text, rc, err.message);
     config_fini(&c);
 }
 
@@ -317,10 +317,10 @@ static void test_rails(void **state)
         snprintf(text, sizeof(text),
                  "[daemon]\nsocket = /s\n[net]\nlisten = a1:7,a2:7\ntoken_file = /t\nnodes = %s\n",
                  bad[i].nodes);
-        int code = load(&c, text, &err);
-        code = code ? code : config_finish(&c, &err);
-        if (bad[i].says ? code != LEAT_INVALID || !strstr(err.message, bad[i].says) : code != 0)
-            fail_msg("%s: %d, \"%s\"", bad[i].nodes, code, err.message);
+        int rc = load(&c, text, &err);
+        rc = rc ? rc : config_finish(&c, &err);
+        if (bad[i].says ? rc != LEAT_INVALID || !strstr(err.message, bad[i].says) : rc != 0)
+            fail_msg("%s: %d, \"%s\"", bad[i].nodes, rc, err.message);
         if (!bad[i].says) {
             assert_int_equal(c.nnodes, 2);
             assert_string_equal(c.nodes[0], "a1:7,a2:7");
@@ -334,12 +334,12 @@ static int all(void *ctx)
     struct config c;
     struct leat_error err = {0};
     config_init(&c);
-    int code = config_load(&c, path, &err);
-    if (code == 0)
-        code = config_finish(&c, &err);
+    int rc = config_load(&c, path, &err);
+    if (rc == 0)
+        rc = config_finish(&c, &err);
     config_fini(&c);
-    assert_true(code == 0 || err.message[0]);
-    return code;
+    assert_true(rc == 0 || err.message[0]);
+    return rc;
 }
 
 static void test_allocations(void **state)

@@ -33,10 +33,10 @@ static void *table_add(struct index_builder *b, struct table *t, uint64_t n, siz
     return p;
 }
 
-static int fail(struct index_builder *b, int code)
+static int fail(struct index_builder *b, int rc)
 {
     if (!b->failed)
-        b->failed = code;
+        b->failed = rc;
     return b->failed;
 }
 

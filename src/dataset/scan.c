@@ -36,11 +36,11 @@ int scan_fail(int rc, struct leat_error *err)
     return rc;
 }
 
-int scan_error(int code, const char *path, struct leat_error *err)
+int scan_error(int rc, const char *path, struct leat_error *err)
 {
     char shown[300];
     scan_escape(path, shown, sizeof(shown));
-    switch (code) {
+    switch (rc) {
     case -ENOENT:
     case -ENOTDIR:
         return error_set(
@@ -63,7 +63,7 @@ int scan_error(int code, const char *path, struct leat_error *err)
         return error_set(err, LEAT_INVALID,
                          "%s: a symbolic link that leads to itself, or that is not allowed here", shown);
     default:
-        return error_sys(err, code, "%s", shown);
+        return error_sys(err, rc, "%s", shown);
     }
 }
 

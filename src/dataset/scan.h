@@ -66,7 +66,7 @@ int scan_tick(struct scan *scan, uint64_t bytes, struct leat_error *err);
 /* Is somebody tired of waiting? For work that takes long and counts no samples. */
 int scan_poll(struct scan *scan, struct leat_error *err);
 /* The kind of message a failed file operation gets: LEAT_NOT_FOUND, LEAT_DENIED, or the plain errno. */
-int scan_error(int code, const char *path, struct leat_error *err);
+int scan_error(int rc, const char *path, struct leat_error *err);
 /* fstat of a folder that is read next. The clock of its times has ticks of up to 10 ms: of a change in the last one the end is waited for, so
  * that a change after the reading has another time. A folder that changes in each of five ticks gets a time that no folder has. 0 or -errno. */
 #define SCAN_TICK_NS 10000000

@@ -9,13 +9,13 @@
 
 uint64_t disk_piece_max = GIB;
 
-static void log_choice_once(const char *name, const char *why, int code)
+static void log_choice_once(const char *name, const char *why, int rc)
 {
     static atomic_flag logged = ATOMIC_FLAG_INIT;
     if (atomic_flag_test_and_set(&logged))
         return;
-    if (code)
-        log_info("disk engine: %s, because io_uring is refused here: %s", name, strerror(-code));
+    if (rc)
+        log_info("disk engine: %s, because io_uring is refused here: %s", name, strerror(-rc));
     else
         log_info("disk engine: %s (%s)", name, why);
 }

@@ -21,12 +21,12 @@ int gpu_failed(const struct gpu *gpu, const char *call, CUresult result, struct 
     const char *name = NULL, *text = NULL;
     gpu->cuda->cuGetErrorName(result, &name);
     gpu->cuda->cuGetErrorString(result, &text);
-    int code = result == CUDA_ERROR_OUT_OF_MEMORY    ? -ENOMEM
-               : result == CUDA_ERROR_NO_DEVICE      ? LEAT_UNSUPPORTED
-               : result == CUDA_ERROR_INVALID_DEVICE ? LEAT_INVALID
-                                                     : -EIO;
+    int rc = result == CUDA_ERROR_OUT_OF_MEMORY    ? -ENOMEM
+             : result == CUDA_ERROR_NO_DEVICE      ? LEAT_UNSUPPORTED
+             : result == CUDA_ERROR_INVALID_DEVICE ? LEAT_INVALID
+                                                   : -EIO;
     return error_set(
-        err, code, "CUDA device %d: %s said %s (%d): %s%s", gpu->ordinal, call,
+        err, rc, "CUDA device %d: %s said %s (%d): %s%s", gpu->ordinal, call,
         name ? name : "an unknown error", result, text ? text : "no text",
         result == CUDA_ERROR_NOT_INITIALIZED
             ? "; CUDA does not work in a child of fork() of a process that used it: use spawn or forkserver"

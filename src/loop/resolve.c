@@ -45,10 +45,10 @@ static int look_up(const char *address, int flags, struct resolve_list *ret_list
 int resolve_numeric(const char *address, struct resolve_address *ret_address)
 {
     struct resolve_list list;
-    int code = look_up(address, AI_NUMERICHOST | AI_NUMERICSERV, &list);
-    if (code == 0)
+    int rc = look_up(address, AI_NUMERICHOST | AI_NUMERICSERV, &list);
+    if (rc == 0)
         *ret_address = list.found[0];
-    return code;
+    return rc;
 }
 
 static void *resolve_main(void *arg)
@@ -67,18 +67,18 @@ int resolve_start(const char *address, struct resolve **ret_resolve)
         return -ENOMEM;
     r->refs = 2;
     r->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int code = r->fd < 0 ? -errno : strlen(address) >= sizeof(r->address) ? -EINVAL : 0;
-    if (code == 0) {
+    int rc = r->fd < 0 ? -errno : strlen(address) >= sizeof(r->address) ? -EINVAL : 0;
+    if (rc == 0) {
         snprintf(r->address, sizeof(r->address), "%s", address);
         pthread_t thread;
-        code = -pthread_create(&thread, NULL, resolve_main, r);
-        if (code == 0)
+        rc = -pthread_create(&thread, NULL, resolve_main, r);
+        if (rc == 0)
             pthread_detach(thread);
     }
-    if (code < 0) {
+    if (rc < 0) {
         r->refs = 1;
         resolve_free(r);
-        return code;
+        return rc;
     }
     *ret_resolve = r;
     return 0;

@@ -220,13 +220,13 @@ void access_cache_tick(struct pool *pool)
 static int check(struct pool *pool, struct access *access, const struct dataset_spec *spec,
                  struct leat_error *err)
 {
-    int code = 0;
-    for (unsigned k = 0; code == 0 && k < spec->n; k++) {
+    int rc = 0;
+    for (unsigned k = 0; rc == 0 && k < spec->n; k++) {
         if (dataset_is_remote(spec->sources[k].uri))
-            code =
+            rc =
                 access_check(&pool->config.s3, pool->config.opener.system, access, spec->sources[k].uri, err);
     }
-    return code;
+    return rc;
 }
 
 /* 1: all of them are our own store's; 0: none is. */
@@ -247,17 +247,17 @@ static int of_store(const struct dataset_spec *spec, struct leat_error *err)
 static int take_store(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
                       struct leat_error *err)
 {
-    int code = 0;
+    int rc = 0;
     if (pool->cluster || r->local)
         return error_set(
             err, LEAT_UNSUPPORTED,
             "%.200s: each node has a store of its own, and a set over several nodes cannot be of "
             "one of them: use s3://%.100s with the endpoint of the node that has it",
             spec->sources[0].uri, spec->sources[0].uri + 8);
-    for (unsigned k = 0; code == 0 && k < spec->n; k++)
-        code = access_store_check(&pool->store, r->uid, spec->sources[k].uri, err);
+    for (unsigned k = 0; rc == 0 && k < spec->n; k++)
+        rc = access_store_check(&pool->store, r->uid, spec->sources[k].uri, err);
     access_unref(TAKE_PTR(r->access));
-    return code < 0 ? code : access_stored(&pool->store, &r->access, err);
+    return rc < 0 ? rc : access_stored(&pool->store, &r->access, err);
 }
 
 /* Of this node, for a set of another's. */
@@ -273,8 +273,8 @@ static int ours(struct pool *pool, uint32_t uid, const char *text, struct access
     if (!pool->config.opener.system || config->own)
         return access_own(config, ret_access, err);
     struct proto_access none = {0};
-    int code = access_new(&none, false, ret_access); /* enough for a web server; S3 says what is missing */
-    return code < 0 ? error_set(err, code, "out of memory") : 0;
+    int rc = access_new(&none, false, ret_access); /* enough for a web server; S3 says what is missing */
+    return rc < 0 ? error_set(err, rc, "out of memory") : 0;
 }
 
 int pool_access_for(struct pool *pool, uint32_t uid, const char *text, struct access **ret_access,
@@ -282,22 +282,22 @@ int pool_access_for(struct pool *pool, uint32_t uid, const char *text, struct ac
 {
     struct dataset_spec spec;
     struct access *access = NULL;
-    int code = dataset_spec_parse(text, &spec, err);
-    if (code < 0)
-        return code;
-    code = of_store(&spec, err);
-    if (code > 0)
-        code = error_set(err, LEAT_UNSUPPORTED, "%.200s: a set of a store is of one node", text);
-    if (code == 0)
-        code = ours(pool, uid, text, &access, err);
-    if (code == 0)
-        code = check(pool, access, &spec, err);
+    int rc = dataset_spec_parse(text, &spec, err);
+    if (rc < 0)
+        return rc;
+    rc = of_store(&spec, err);
+    if (rc > 0)
+        rc = error_set(err, LEAT_UNSUPPORTED, "%.200s: a set of a store is of one node", text);
+    if (rc == 0)
+        rc = ours(pool, uid, text, &access, err);
+    if (rc == 0)
+        rc = check(pool, access, &spec, err);
     dataset_spec_free(&spec);
-    if (code < 0)
+    if (rc < 0)
         access_unref(access);
     else
         *ret_access = access;
-    return code;
+    return rc;
 }
 
 static bool spec_is_remote(const struct dataset_spec *spec)
@@ -319,7 +319,7 @@ static int take(struct pool *pool, struct open_request *r, const struct dataset_
     const struct access_config *config = &pool->config.s3;
     bool system = pool->config.opener.system, s3 = false;
     /* Another node asks for a user of its, who brought nothing. */
-    int code = r->local && !r->access ? pool_access_for(pool, r->uid, text, &r->access, err) : 0;
+    int rc = r->local && !r->access ? pool_access_for(pool, r->uid, text, &r->access, err) : 0;
     for (unsigned k = 0; k < spec->n; k++)
         s3 = s3 || s3_uri_is(spec->sources[k].uri);
     bool own = config->own && s3 && !access_signed(r->access);
@@ -335,9 +335,9 @@ static int take(struct pool *pool, struct open_request *r, const struct dataset_
             r->local ? " on this node: open it there as well, or let daemons have their own "
                        "(own_credentials in [s3] of leatd.conf)"
                      : "");
-    if (code == 0 && !r->access)
-        code = access_own(config, &r->access, err);
-    return code < 0 ? code : check(pool, r->access, spec, err);
+    if (rc == 0 && !r->access)
+        rc = access_own(config, &r->access, err);
+    return rc < 0 ? rc : check(pool, r->access, spec, err);
 }
 
 int access_cache_take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
@@ -345,13 +345,13 @@ int access_cache_take(struct pool *pool, struct open_request *r, const struct da
 {
     if (!spec_is_remote(spec))
         return 0;
-    int code = of_store(spec, err);
-    if (code != 0)
-        return code < 0 ? code : take_store(pool, r, spec, err);
-    code = take(pool, r, spec, text, err);
-    if (code == 0)
+    int rc = of_store(spec, err);
+    if (rc != 0)
+        return rc < 0 ? rc : take_store(pool, r, spec, err);
+    rc = take(pool, r, spec, text, err);
+    if (rc == 0)
         remember(pool, r, text);
-    return code;
+    return rc;
 }
 
 void access_cache_forget(struct pool *pool)

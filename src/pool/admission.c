@@ -93,10 +93,10 @@ int pool_region(struct pool *pool, uint64_t region_bytes, uint64_t used, struct 
     }
     if (budget_reserve(&pool->budget, used) < 0)
         return error_set(err, LEAT_NO_SPACE, "the pool is full");
-    int code = region_new(&pool->config.pages, region_bytes, used, &pool->budget, ret_region, err);
-    if (code < 0)
+    int rc = region_new(&pool->config.pages, region_bytes, used, &pool->budget, ret_region, err);
+    if (rc < 0)
         budget_release(&pool->budget, used);
-    return code;
+    return rc;
 }
 
 /* Stays only because it may be opened again. */
@@ -151,12 +151,12 @@ bool pool_wait_for_free(struct pool *pool, uint64_t want, uint64_t *until_ns)
 /* A reservation for what is no region: memory that is ready gives way. Any thread. */
 static int budget_from_prefault(struct pool *pool, uint64_t bytes)
 {
-    int code = budget_reserve(&pool->budget, bytes);
-    if (code < 0 && prefault_bytes(pool->ready) > 0) {
+    int rc = budget_reserve(&pool->budget, bytes);
+    if (rc < 0 && prefault_bytes(pool->ready) > 0) {
         prefault_cancel(pool->ready, bytes);
-        code = budget_reserve(&pool->budget, bytes);
+        rc = budget_reserve(&pool->budget, bytes);
     }
-    return code;
+    return rc;
 }
 
 static int tables_refuse(const struct wset *ws, uint64_t bytes, struct leat_error *err)
@@ -276,9 +276,9 @@ int pool_regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, ui
             continue;
         uint64_t used = region_charge(&pool->config.pages, ws->region_bytes,
                                       MIN(ws->region_bytes, align_up(end, 4096) - g * ws->region_bytes));
-        int code = pool_region(pool, ws->region_bytes, used, &ws->regions[g].region, err);
-        if (code < 0)
-            return code;
+        int rc = pool_region(pool, ws->region_bytes, used, &ws->regions[g].region, err);
+        if (rc < 0)
+            return rc;
         ws->pool_bytes += used;
     }
     return 0;
@@ -356,23 +356,23 @@ static int stream_window_make(struct pool *pool, struct wset *ws, uint64_t windo
 {
     struct region *region = NULL;
     uint64_t tables = pool_window_tables(ws, window);
-    int code = pool_tables_take(ws, tables, err);
-    if (code < 0)
-        return code;
-    code = pool_region(pool, window, window, &region, err);
-    if (code < 0) {
+    int rc = pool_tables_take(ws, tables, err);
+    if (rc < 0)
+        return rc;
+    rc = pool_region(pool, window, window, &region, err);
+    if (rc < 0) {
         tables_give(ws, tables); /* each request that comes tries again */
-        return error_prefix(err, code, "no room for a window of %" PRIu64 " bytes", window);
+        return error_prefix(err, rc, "no room for a window of %" PRIu64 " bytes", window);
     }
     if (!ws->crc_known)
         ws->crc_known = calloc(MAX(known_bytes(ws), (uint64_t)1), 1);
-    code = ws->crc_known
-               ? stream_window_new(pool->loop, pool->fill, ws, region, stream_window_ready, &ws->window)
-               : -ENOMEM;
-    if (code < 0) {
+    rc = ws->crc_known
+             ? stream_window_new(pool->loop, pool->fill, ws, region, stream_window_ready, &ws->window)
+             : -ENOMEM;
+    if (rc < 0) {
         region_unref(region);
         tables_give(ws, tables);
-        return error_set(err, code, "out of memory for a window");
+        return error_set(err, rc, "out of memory for a window");
     }
     ws->pool_bytes += window;
     return 0;
@@ -393,9 +393,9 @@ int pool_stream_window(struct pool *pool, struct wset *ws, struct stream_window 
         window = align_down(MIN(window, window_in(ws, pool_free_bytes(pool), 4096)), 4096);
         if (window < window_least(ws))
             return error_set(err, LEAT_NO_SPACE, "the pool has no room to read lost samples again");
-        int code = stream_window_make(pool, ws, window, err);
-        if (code < 0)
-            return code;
+        int rc = stream_window_make(pool, ws, window, err);
+        if (rc < 0)
+            return rc;
     }
     *ret_window = ws->window;
     return 0;
@@ -405,16 +405,16 @@ int pool_stream_window(struct pool *pool, struct wset *ws, struct stream_window 
 int pool_begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat_error *err)
 {
     prefault_hold(pool->ready);
-    int code = scratch_take(pool, ws, err);
-    if (code == 0 && ws->nnodes == 0) {
+    int rc = scratch_take(pool, ws, err);
+    if (rc == 0 && ws->nnodes == 0) {
         ws->region_bytes = pool->config.region_bytes;
-        code = admit(pool, ws, limit ? limit : UINT64_MAX, &ws->window_bytes, err);
+        rc = admit(pool, ws, limit ? limit : UINT64_MAX, &ws->window_bytes, err);
     }
-    if (code == 0 && ws->window_bytes)
-        code = stream_window_make(pool, ws, ws->window_bytes, err);
-    if (code == 0)
-        code = pool_regions_make(pool, ws, 0, MIN(ws->index.header->address_end, ws->pinned_end), err);
-    if (code == 0 && (ws->flags & PROTO_WS_STREAMED))
+    if (rc == 0 && ws->window_bytes)
+        rc = stream_window_make(pool, ws, ws->window_bytes, err);
+    if (rc == 0)
+        rc = pool_regions_make(pool, ws, 0, MIN(ws->index.header->address_end, ws->pinned_end), err);
+    if (rc == 0 && (ws->flags & PROTO_WS_STREAMED))
         wset_pin(ws, ws->pinned_end);
-    return code;
+    return rc;
 }

@@ -59,32 +59,32 @@ static void placed(void *user, const struct leat_error *err)
 
 static int create_build(struct change *ch)
 {
-    int code = wset_new(ch->pool, ch->index_fd, false, &ch->ws, &ch->err);
-    if (code == 0)
+    int rc = wset_new(ch->pool, ch->index_fd, false, &ch->ws, &ch->err);
+    if (rc == 0)
         ch->index_fd = -1;
-    if (code == 0 && ch->ws->index.header->kind != INDEX_KIND_PUSHED)
-        code = error_set(&ch->err, LEAT_INVALID, "the index of a pushed set must be of kind PUSHED");
-    return code;
+    if (rc == 0 && ch->ws->index.header->kind != INDEX_KIND_PUSHED)
+        rc = error_set(&ch->err, LEAT_INVALID, "the index of a pushed set must be of kind PUSHED");
+    return rc;
 }
 
 static int append_build(struct change *ch)
 {
     struct index added;
-    int code = index_map(ch->index_fd, &added, &ch->err);
-    if (code < 0)
-        return code;
+    int rc = index_map(ch->index_fd, &added, &ch->err);
+    if (rc < 0)
+        return rc;
     AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    code = fd < 0 ? error_sys(&ch->err, -errno, "cannot create an index")
-                  : index_append(&ch->old->index, &added, (uint64_t)ch->old->nregions * ch->old->region_bytes,
-                                 fd, &ch->err);
+    rc = fd < 0 ? error_sys(&ch->err, -errno, "cannot create an index")
+                : index_append(&ch->old->index, &added, (uint64_t)ch->old->nregions * ch->old->region_bytes,
+                               fd, &ch->err);
     index_close(&added);
-    if (code == 0)
-        code = pool_index_seal(fd, &ch->err);
-    if (code == 0)
-        code = wset_new(ch->pool, fd, true, &ch->ws, &ch->err);
-    if (code == 0)
+    if (rc == 0)
+        rc = pool_index_seal(fd, &ch->err);
+    if (rc == 0)
+        rc = wset_new(ch->pool, fd, true, &ch->ws, &ch->err);
+    if (rc == 0)
         fd = -1;
-    return code;
+    return rc;
 }
 
 static void build(struct work *work)
@@ -98,11 +98,11 @@ static int finish_create(struct change *ch, struct leat_error *err)
     struct wset *ws = ch->ws;
     const struct open_request *r = ch->request;
     /* Again: others were built beside it. */
-    int code = pool_sets_check(ch->pool, r->uid, err);
-    if (code == 0)
-        code = pool_creates_check(ch->pool, r->uid, err);
-    if (code < 0)
-        return code;
+    int rc = pool_sets_check(ch->pool, r->uid, err);
+    if (rc == 0)
+        rc = pool_creates_check(ch->pool, r->uid, err);
+    if (rc < 0)
+        return rc;
     pool_own(ws, r->uid, r->gid, r->groups, r->flags);
     ws->flags |= PROTO_WS_PUSHED;
     ws->region_bytes = ch->pool->config.region_bytes;
@@ -147,10 +147,10 @@ static void built(struct work *work)
         change_end(ch, NULL, err);
         return;
     }
-    int code = pool->cluster ? nodes_place(pool->cluster, ch->ws, 0, placed, ch)
-                             : pool_prepare(pool, ch->ws, 0, placed, ch);
-    if (code < 0) {
-        error_set(err, code, "out of memory");
+    int rc = pool->cluster ? nodes_place(pool->cluster, ch->ws, 0, placed, ch)
+                           : pool_prepare(pool, ch->ws, 0, placed, ch);
+    if (rc < 0) {
+        error_set(err, rc, "out of memory");
         change_end(ch, NULL, err);
     }
 }
@@ -184,21 +184,21 @@ void pool_create(struct pool *pool, struct open_request *r, int index_fd)
 {
     struct leat_error err = {0};
     list_init(&r->node);
-    int code =
+    int rc =
         !r->name[0] ? error_set(&err, LEAT_INVALID, "a set that ranks push needs a name")
         : pool_find_own_name(pool, r->name, r->uid)
             ? error_set(&err, LEAT_INVALID,
                         "there is a working set '%s' already: drop it first, or choose another name", r->name)
             : dataset_name_check(r->name, &err);
-    if (code == 0)
-        code = pool_sets_check(pool, r->uid, &err);
-    if (code == 0)
-        code = pool_creates_check(pool, r->uid, &err);
-    if (code < 0)
+    if (rc == 0)
+        rc = pool_sets_check(pool, r->uid, &err);
+    if (rc == 0)
+        rc = pool_creates_check(pool, r->uid, &err);
+    if (rc < 0)
         close(index_fd);
-    else if ((code = change_begin(pool, r, index_fd, NULL)) < 0)
-        error_set(&err, code, "out of memory");
-    if (code < 0)
+    else if ((rc = change_begin(pool, r, index_fd, NULL)) < 0)
+        error_set(&err, rc, "out of memory");
+    if (rc < 0)
         pool_answer(pool, r, NULL, &err);
 }
 
@@ -234,12 +234,12 @@ void change_append(struct pool *pool, struct open_request *r, int index_fd)
 {
     struct leat_error err = {0};
     struct wset *old = pool_find_name(pool, r->name, r->uid, r->gid);
-    int code = append_check(old, r, &err), fd = -1;
-    if (code == 0 && (fd = fcntl(index_fd, F_DUPFD_CLOEXEC, 0)) < 0)
-        code = error_sys(&err, -errno, "cannot keep the index");
-    else if (code == 0 && (code = change_begin(pool, r, fd, old)) < 0)
-        error_set(&err, code, "out of memory");
-    if (code < 0)
+    int rc = append_check(old, r, &err), fd = -1;
+    if (rc == 0 && (fd = fcntl(index_fd, F_DUPFD_CLOEXEC, 0)) < 0)
+        rc = error_sys(&err, -errno, "cannot keep the index");
+    else if (rc == 0 && (rc = change_begin(pool, r, fd, old)) < 0)
+        error_set(&err, rc, "out of memory");
+    if (rc < 0)
         pool_answer(pool, r, NULL, &err);
 }
 

@@ -77,21 +77,21 @@ static void user_forget_empty(struct quota *s, struct quota_user *user)
 int quota_take(struct quota *s, uint32_t uid, enum quota_kind kind, uint64_t n, uint64_t most,
                uint64_t *ret_has)
 {
-    int code = 0;
+    int rc = 0;
     pthread_mutex_lock(&s->lock);
     struct quota_user *user = user_get(s, uid);
     if (!user) {
-        code = -ENOMEM;
+        rc = -ENOMEM;
     } else if (n > most || user->has[kind] > most - n) {
         *ret_has = user->has[kind];
-        code = -EDQUOT;
+        rc = -EDQUOT;
         user_forget_empty(s, user);
     } else {
         user->has[kind] += n;
         user_forget_empty(s, user); /* n may be 0 */
     }
     pthread_mutex_unlock(&s->lock);
-    return code;
+    return rc;
 }
 
 void quota_give(struct quota *s, uint32_t uid, enum quota_kind kind, uint64_t n)

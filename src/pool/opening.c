@@ -160,17 +160,17 @@ static void drop_failed(struct opening *o)
 static int set_new(struct pool *pool, struct opening *o, struct open_request *r, struct wset **ret_ws,
                    struct leat_error *err)
 {
-    int code = pool_sets_check(pool, r->uid, err);
-    if (code < 0)
-        return code;
+    int rc = pool_sets_check(pool, r->uid, err);
+    if (rc < 0)
+        return rc;
     int fd = fcntl(o->index_fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
         return error_sys(err, -errno, "cannot keep the index");
     struct wset *ws;
-    code = wset_new(pool, fd, true, &ws, err);
-    if (code < 0) {
+    rc = wset_new(pool, fd, true, &ws, err);
+    if (rc < 0) {
         close(fd);
-        return code;
+        return rc;
     }
     pool_own(ws, r->uid, r->gid, r->groups, r->flags);
     ws->access = access_ref(r->access);
@@ -188,13 +188,13 @@ static int set_create(struct pool *pool, struct opening *o, struct open_request 
                       struct leat_error *err)
 {
     struct wset *ws;
-    int code = set_new(pool, o, r, &ws, err);
-    if (code < 0)
-        return code;
-    code = pool_host(pool, ws, r->pool_bytes, err);
-    if (code < 0) {
+    int rc = set_new(pool, o, r, &ws, err);
+    if (rc < 0)
+        return rc;
+    rc = pool_host(pool, ws, r->pool_bytes, err);
+    if (rc < 0) {
         wset_unref(ws);
-        return error_prefix(err, code, "%s", o->spec);
+        return error_prefix(err, rc, "%s", o->spec);
     }
     *ret_ws = ws;
     return 0;
@@ -218,9 +218,9 @@ static int request_serve(struct pool *pool, struct opening *o, struct open_reque
                          struct leat_error *err)
 {
     struct index index;
-    int code = index_map(o->index_fd, &index, err);
-    if (code < 0)
-        return code;
+    int rc = index_map(o->index_fd, &index, err);
+    if (rc < 0)
+        return rc;
     struct wset *ws = find_same(pool, o->spec, &index, r);
     index_close(&index);
     struct wset *named = r->name[0] ? pool_find_own_name(pool, r->name, r->uid) : NULL;
@@ -406,14 +406,14 @@ static int index_keep(struct opening *o, struct leat_error *err)
         if (n <= 0 && errno != EINTR)
             return error_sys(err, n < 0 ? -errno : LEAT_STALE, "cannot copy the index");
     }
-    int code = pool_index_seal(fd, err);
+    int rc = pool_index_seal(fd, err);
     struct index index;
-    if (code == 0 && (code = index_map(fd, &index, err)) == 0) {
-        code = index_validate(&index, err);
+    if (rc == 0 && (rc = index_map(fd, &index, err)) == 0) {
+        rc = index_validate(&index, err);
         index_close(&index);
     }
-    if (code < 0)
-        return code;
+    if (rc < 0)
+        return rc;
     close(o->index_fd);
     o->index_fd = TAKE_FD(fd);
     return 0;
@@ -481,11 +481,11 @@ static void openings_start(struct pool *pool)
         pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
         pthread_t thread;
         atomic_fetch_add(&pool->threads, 1);
-        int code = -pthread_create(&thread, &attr, index_main, o);
+        int rc = -pthread_create(&thread, &attr, index_main, o);
         pthread_attr_destroy(&attr);
-        if (code < 0) {
+        if (rc < 0) {
             atomic_fetch_sub(&pool->threads, 1);
-            o->err.code = error_sys(&o->err, code, "cannot start an index thread");
+            o->err.code = error_sys(&o->err, rc, "cannot start an index thread");
             opening_done(o);
             return;
         }
@@ -497,19 +497,19 @@ static void openings_start(struct pool *pool)
 static int opening_join(struct pool *pool, struct open_request *r, struct leat_error *err)
 {
     struct dataset_spec spec = {0};
-    int code = dataset_spec_parse(r->uri, &spec, err);
-    if (code < 0)
-        return code;
+    int rc = dataset_spec_parse(r->uri, &spec, err);
+    if (rc < 0)
+        return rc;
     char *canonical = dataset_spec_format(&spec);
     if (!canonical) {
         dataset_spec_free(&spec);
         return error_set(err, -ENOMEM, "out of memory");
     }
-    code = access_cache_take(pool, r, &spec, canonical, err);
-    if (code < 0) {
+    rc = access_cache_take(pool, r, &spec, canonical, err);
+    if (rc < 0) {
         free(canonical);
         dataset_spec_free(&spec);
-        return code;
+        return rc;
     }
     bool taken = pool->cluster &&
                  (r->append ? nodes_append(pool->cluster, r) : nodes_open(pool->cluster, r, canonical));
@@ -556,10 +556,10 @@ void pool_open(struct pool *pool, struct open_request *r)
     struct wset *ws = NULL;
     list_init(&r->node);
     atomic_fetch_add(&pool->opens, 1);
-    int code = atomic_load(&pool->stopping) ? error_set(&err, -ECANCELED, "the daemon is ending")
-               : r->name[0]                 ? dataset_name_check(r->name, &err)
-                                            : 0;
-    if (code < 0) {
+    int rc = atomic_load(&pool->stopping) ? error_set(&err, -ECANCELED, "the daemon is ending")
+             : r->name[0]                 ? dataset_name_check(r->name, &err)
+                                          : 0;
+    if (rc < 0) {
         pool_answer(pool, r, NULL, &err);
         return;
     }
@@ -567,22 +567,22 @@ void pool_open(struct pool *pool, struct open_request *r)
         ws = pool_find_name(pool, r->uri + 7, r->uid, r->gid);
         if (!ws && pool->cluster && nodes_open(pool->cluster, r, NULL))
             return;
-        code = !ws ? error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`",
-                               r->uri + 7)
-               : !wset_allows(ws, r->uid, r->gid)
-                   ? error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", ws->name)
-                   : 0;
+        rc = !ws ? error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`",
+                             r->uri + 7)
+             : !wset_allows(ws, r->uid, r->gid)
+                 ? error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", ws->name)
+                 : 0;
     } else if ((r->flags & LEAT_OPEN_NO_LOAD) && !r->append) {
         ws = pool_find(pool, r->uri, r->uid, r->gid);
-        code = ws && wset_allows(ws, r->uid, r->gid)
-                   ? 0
-                   : error_set(&err, LEAT_NOT_FOUND, "%s is not in the pool", r->uri);
+        rc = ws && wset_allows(ws, r->uid, r->gid)
+                 ? 0
+                 : error_set(&err, LEAT_NOT_FOUND, "%s is not in the pool", r->uri);
     } else {
-        code = opening_join(pool, r, &err);
-        if (code == 0)
+        rc = opening_join(pool, r, &err);
+        if (rc == 0)
             return;
     }
-    pool_answer(pool, r, code == 0 ? ws : NULL, code < 0 ? &err : NULL);
+    pool_answer(pool, r, rc == 0 ? ws : NULL, rc < 0 ? &err : NULL);
 }
 
 void openings_cancel(struct pool *pool)

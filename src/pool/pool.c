@@ -302,12 +302,12 @@ int pool_creates_check(struct pool *pool, uint32_t uid, struct leat_error *err)
 int pool_host(struct pool *pool, struct wset *ws, uint64_t limit_bytes, struct leat_error *err)
 {
     ws->created_ns = clock_now_ns();
-    int code = pool_begin(pool, ws, limit_bytes, err);
-    if (code == 0 && (code = fill_start(pool->fill, ws)) < 0)
-        error_set(err, code, "out of memory while starting to load");
-    if (code == 0)
+    int rc = pool_begin(pool, ws, limit_bytes, err);
+    if (rc == 0 && (rc = fill_start(pool->fill, ws)) < 0)
+        error_set(err, rc, "out of memory while starting to load");
+    if (rc == 0)
         list_push_back(&pool->sets, &ws->node);
-    return code;
+    return rc;
 }
 
 /* Its last reader here is gone. */

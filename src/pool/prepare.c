@@ -79,15 +79,15 @@ static void prepare_done(struct work *work)
 {
     struct preparing *p = container_of(work, struct preparing, work);
     struct wset *ws = p->ws;
-    int code = still_good(p, &p->err);
+    int rc = still_good(p, &p->err);
     ws->preparing = false;
-    if (code < 0)
+    if (rc < 0)
         appender_clear(ws);
-    if (code < 0 && list_empty(&ws->node) && ws->state != WSET_ENDING)
+    if (rc < 0 && list_empty(&ws->node) && ws->state != WSET_ENDING)
         wset_unref(ws); /* was never listed */
-    else if (code < 0)
+    else if (rc < 0)
         pool_drop(ws->pool, ws, POOL_SWEEP);
-    p->done(p->user, code < 0 ? &p->err : NULL);
+    p->done(p->user, rc < 0 ? &p->err : NULL);
     wset_unref(ws);
     free(p);
 }
@@ -127,10 +127,10 @@ static int begin(struct pool *pool, struct wset *ws, uint64_t limit, struct leat
         return error_set(err, LEAT_INVALID,
                          "there is a working set '%s' already: drop it first, or choose another name",
                          ws->name);
-    int code = ws->replaces ? regions_share(pool, ws, err) : pool_begin(pool, ws, limit, err);
-    if (code == 0 && !(ws->flags & PROTO_WS_PUSHED) && (code = fill_plan(pool->fill, ws)) < 0)
-        error_set(err, code, "out of memory while starting to load");
-    return code;
+    int rc = ws->replaces ? regions_share(pool, ws, err) : pool_begin(pool, ws, limit, err);
+    if (rc == 0 && !(ws->flags & PROTO_WS_PUSHED) && (rc = fill_plan(pool->fill, ws)) < 0)
+        error_set(err, rc, "out of memory while starting to load");
+    return rc;
 }
 
 int pool_prepare(struct pool *pool, struct wset *ws, uint64_t limit, pool_prepared_fn done, void *user)

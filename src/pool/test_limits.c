@@ -54,12 +54,12 @@ static int take_many(void *ctx)
 {
     struct quota s;
     uint64_t has;
-    int code = 0;
+    int rc = 0;
     quota_init(&s);
-    for (uint32_t uid = 0; code == 0 && uid < 40; uid++)
-        code = quota_take(&s, uid, QUOTA_DATA, 1, 1, &has);
+    for (uint32_t uid = 0; rc == 0 && uid < 40; uid++)
+        rc = quota_take(&s, uid, QUOTA_DATA, 1, 1, &has);
     quota_fini(&s);
-    return code;
+    return rc;
 }
 
 static void test_allocations_that_fail(void **state)

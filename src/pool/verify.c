@@ -172,16 +172,16 @@ static bool given_up(const struct verify *v)
 static void source_pieces(struct verify *v, uint64_t i, unsigned f, const struct index_part *part)
 {
     uint32_t crc = 0;
-    int code = 0;
-    for (uint64_t at = 0; at < part->bytes && code == 0; at += v->window_bytes) {
+    int rc = 0;
+    for (uint64_t at = 0; at < part->bytes && rc == 0; at += v->window_bytes) {
         uint64_t n = MIN(v->window_bytes, part->bytes - at);
         if (given_up(v))
             return;
-        code = load_range(v, part->address + at, part->address + at + n);
+        rc = load_range(v, part->address + at, part->address + at + n);
         crc = crc32c(crc, v->window, n);
     }
-    if (code < 0 || crc != v->ws->crc[i * v->ws->index.header->nfields + f])
-        bad_part(v, i, f, code < 0 ? v->load_message : "differs in its source");
+    if (rc < 0 || crc != v->ws->crc[i * v->ws->index.header->nfields + f])
+        bad_part(v, i, f, rc < 0 ? v->load_message : "differs in its source");
 }
 
 /* Samples from `first` whose parts of field f fit a window; compares each with the record. Returns the next sample. */
@@ -204,13 +204,13 @@ static uint64_t source_window(struct verify *v, uint64_t first, unsigned f)
     }
     if (end == 0)
         return i;
-    int code = load_range(v, begin, end);
+    int rc = load_range(v, begin, end);
     for (uint64_t k = first; k < i; k++) {
         /* One that became resident meanwhile may lie outside of what was read. */
         if (part_of(v, k, f, &part) && part.address >= begin && part.address + part.bytes <= end &&
-            (code < 0 || crc32c(0, v->window + (part.address - begin), part.bytes) !=
-                             v->ws->crc[k * index->header->nfields + f]))
-            bad_part(v, k, f, code < 0 ? v->load_message : "differs in its source");
+            (rc < 0 || crc32c(0, v->window + (part.address - begin), part.bytes) !=
+                           v->ws->crc[k * index->header->nfields + f]))
+            bad_part(v, k, f, rc < 0 ? v->load_message : "differs in its source");
     }
     return i;
 }
@@ -316,17 +316,17 @@ int verify_start(struct pool *pool, struct wset *ws, bool source,
     pthread_cond_init(&v->cond, NULL);
     pthread_t thread;
     atomic_fetch_add(&pool->threads, 1);
-    int code = v->source ? window_take(v) : 0;
-    if (code == 0)
-        code = -pthread_create(&thread, NULL, verify_main, v);
-    if (code < 0) {
+    int rc = v->source ? window_take(v) : 0;
+    if (rc == 0)
+        rc = -pthread_create(&thread, NULL, verify_main, v);
+    if (rc < 0) {
         atomic_fetch_sub(&pool->threads, 1);
         window_give(v);
         pthread_mutex_destroy(&v->lock);
         pthread_cond_destroy(&v->cond);
         wset_unref(ws);
         free(v);
-        return code;
+        return rc;
     }
     pthread_detach(thread);
     pool->verifying++;

@@ -94,11 +94,11 @@ static void disconnect(struct peer *p)
     net_seal_fini(&p->seal);
 }
 
-static const char *why_not(int code)
+static const char *why_not(int rc)
 {
-    return code == -EADDRNOTAVAIL ? "no interface of this node is in that address's subnet"
-           : code == -ENETDOWN    ? "this node's interface in that subnet is down"
-                                  : strerror(-code);
+    return rc == -EADDRNOTAVAIL ? "no interface of this node is in that address's subnet"
+           : rc == -ENETDOWN    ? "this node's interface in that subnet is down"
+                                : strerror(-rc);
 }
 
 static void answer_calls(struct peer *p, const char *message)
@@ -297,23 +297,23 @@ static void on_connected(struct loop_source *source, uint32_t events)
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     peer_socket_watch(fd);
     struct conn *conn;
-    int code = conn_new(p->loop, fd, &ops, p, NULL, &conn);
+    int rc = conn_new(p->loop, fd, &ops, p, NULL, &conn);
     p->connecting.fd = -1;
-    if (code < 0) {
+    if (rc < 0) {
         close(fd);
-        go_down(p, code, "out of memory");
+        go_down(p, rc, "out of memory");
         return;
     }
     p->conn = conn;
     p->state = PEER_HELLO;
     net_auth_init(&p->auth, p->config.token, p->config.token_len);
     struct bytes_out body = {0};
-    code = net_auth_client_start(&p->auth, &p->config.hello, &body);
-    if (code == 0)
+    rc = net_auth_client_start(&p->auth, &p->config.hello, &body);
+    if (rc == 0)
         conn_send(p->conn, PROTO_REQUEST, PROTO_HELLO, 0, 0, &body, NULL, 0);
     bytes_out_fini(&body);
-    if (code < 0)
-        go_down(p, code, "cannot begin the handshake");
+    if (rc < 0)
+        go_down(p, rc, "cannot begin the handshake");
 }
 
 /* Is another rail of that node in a subnet of ours? Only as far as no name has to be looked up. */
@@ -339,11 +339,11 @@ static bool other_rail(const struct peer *p)
 static int bind_rail(const struct peer *p, int fd, const struct sockaddr_storage *far)
 {
     struct nic nic;
-    int code = nic_find(far, (unsigned)p->config.rail, p->config.listen, &nic);
-    if (code == LEAT_NOT_FOUND)
+    int rc = nic_find(far, (unsigned)p->config.rail, p->config.listen, &nic);
+    if (rc == LEAT_NOT_FOUND)
         return p->config.rail == 0 && !other_rail(p) ? 0 : -EADDRNOTAVAIL;
-    if (code < 0)
-        return code;
+    if (rc < 0)
+        return rc;
     return nic.running ? nic_bind(fd, &nic) : -ENETDOWN;
 }
 
@@ -356,12 +356,12 @@ static int try_connect(struct peer *p, const struct resolve_address *to)
     if (fd < 0 || (connect(fd, (const struct sockaddr *)&to->at, to->len) < 0 && errno != EINPROGRESS))
         return -errno;
     p->connecting = (struct loop_source){.fd = fd, .events = EPOLLOUT, .progress = on_connected};
-    int code = loop_add(p->loop, &p->connecting);
-    if (code == 0)
+    int rc = loop_add(p->loop, &p->connecting);
+    if (rc == 0)
         fd = -1;
     else
         p->connecting.fd = -1;
-    return code;
+    return rc;
 }
 
 static void resolving_end(struct peer *p)
@@ -372,12 +372,12 @@ static void resolving_end(struct peer *p)
 }
 
 /* A failure is told later, like every other answer. */
-static void wait_for_it(struct peer *p, int code)
+static void wait_for_it(struct peer *p, int rc)
 {
     bool others = p->tried + 1 < p->naddresses || p->list_tried + 1 < p->list.n;
-    p->begin_code = code;
+    p->begin_code = rc;
     loop_timer_set(p->loop, &p->timer,
-                   clock_now_ns() + (code < 0 ? NS_PER_MS
+                   clock_now_ns() + (rc < 0   ? NS_PER_MS
                                      : others ? NEXT_NS
                                               : HANDSHAKE_NS));
 }
@@ -411,13 +411,13 @@ static void on_resolved(struct loop_source *source, uint32_t events)
 {
     struct peer *p = container_of(source, struct peer, resolved);
     struct resolve_list list;
-    int code = resolve_result(p->resolving, &list);
-    if (code == -EAGAIN)
+    int rc = resolve_result(p->resolving, &list);
+    if (rc == -EAGAIN)
         return;
     resolving_end(p);
     if (p->state != PEER_CONNECTING)
         return; /* it took longer than we waited: the next try asks again, and is likely told at once */
-    if (code < 0) {
+    if (rc < 0) {
         address_failed(p, LEAT_PEER_GONE, "its name is not known");
         return;
     }
@@ -430,15 +430,15 @@ static int resolve_name(struct peer *p)
 {
     if (p->resolving)
         return 0;
-    int code = resolve_start(p->address, &p->resolving);
-    if (code < 0)
-        return code;
+    int rc = resolve_start(p->address, &p->resolving);
+    if (rc < 0)
+        return rc;
     p->resolved =
         (struct loop_source){.fd = resolve_fd(p->resolving), .events = EPOLLIN, .progress = on_resolved};
-    code = loop_add(p->loop, &p->resolved);
-    if (code < 0)
+    rc = loop_add(p->loop, &p->resolved);
+    if (rc < 0)
         resolve_free(TAKE_PTR(p->resolving));
-    return code;
+    return rc;
 }
 
 static void begin(struct peer *p)
@@ -446,12 +446,12 @@ static void begin(struct peer *p)
     p->state = PEER_CONNECTING;
     p->list.n = p->list_tried = 0;
     net_addresses_at(p->config.address, peer_address(p), p->address);
-    int code = resolve_numeric(p->address, &p->list.found[0]);
-    p->list.n = code == 0;
-    if (code == 0)
+    int rc = resolve_numeric(p->address, &p->list.found[0]);
+    p->list.n = rc == 0;
+    if (rc == 0)
         connect_first(p);
     else
-        wait_for_it(p, code == -EHOSTUNREACH ? resolve_name(p) : code);
+        wait_for_it(p, rc == -EHOSTUNREACH ? resolve_name(p) : rc);
 }
 
 int peer_new(struct loop *loop, const struct peer_config *config, struct peer **ret_peer)

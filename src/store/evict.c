@@ -201,9 +201,9 @@ void store_evict_turn(struct store *s)
 bool store_give_up(struct store *s, const struct ikey *k, uint64_t seq)
 {
     struct found f;
-    int code;
+    int rc;
     return store_find(s, k, false, &f) == 0 && f.value.seq == seq && !(f.value.flags & STORE_DIRTY) &&
-           remove_clean(s, k, &seq, 1, &code, NULL) == 0 && code == 0;
+           remove_clean(s, k, &seq, 1, &rc, NULL) == 0 && rc == 0;
 }
 
 /* --- room for one object ------------------------------------------------------------------------------------------------------ */

@@ -182,14 +182,14 @@ static void check_unknown(struct store *s, const char *key)
 {
     struct store_obj *obj;
     struct store_key keys[] = {{key, strlen(key)}};
-    int code = 0;
+    int rc = 0;
     assert_int_equal(head(s, key), STORE_UNAVAILABLE);
     assert_int_equal(store_get(s, "photos", key, strlen(key), &obj, NULL), STORE_UNAVAILABLE);
     assert_int_equal(store_get_cached(s, "photos", key, strlen(key), &obj, NULL), STORE_UNAVAILABLE);
     assert_int_equal(listed(s), STORE_UNAVAILABLE);
     assert_int_equal(store_delete(s, "photos", key, strlen(key), 0, NULL), STORE_UNAVAILABLE);
-    assert_int_equal(store_delete_many(s, "photos", keys, 1, &code, NULL), 0);
-    assert_int_equal(code, STORE_UNAVAILABLE);
+    assert_int_equal(store_delete_many(s, "photos", keys, 1, &rc, NULL), 0);
+    assert_int_equal(rc, STORE_UNAVAILABLE);
     assert_int_equal(put_if(s, key, &(struct store_commit){.if_none_match = true}), STORE_UNAVAILABLE);
     assert_int_equal(put_if(s, key, &(struct store_commit){.if_match = "*"}), STORE_UNAVAILABLE);
 }

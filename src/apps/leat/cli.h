@@ -114,9 +114,9 @@ int cli_usage_error(const struct cli *cli, const char *fmt, ...) __attribute__((
 const char *cli_nearest(const char *text, const char *const *names, size_t n);
 
 /* output.c */
-int cli_exit_of(int code);
+int cli_exit_of(int rc);
 /* Prints cli->err (or the code's name) behind "leat COMMAND: " on stderr and returns the exit code. */
-int cli_fail(struct cli *cli, int code);
+int cli_fail(struct cli *cli, int rc);
 int cli_error(const struct cli *cli, int exit_code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* Flushes stdout; a full disk or closed pipe is a failure. Returns `exit_code`, or CLI_FAILURE. */

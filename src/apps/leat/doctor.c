@@ -256,8 +256,8 @@ int cmd_doctor(struct cli *cli, int argc, char **argv)
     else
         d.measure = false;
     if (d.path && access(d.path, F_OK) < 0) {
-        int code = -errno;
-        return cli_error(cli, cli_exit_of(code), "%s: %s", d.path, strerror(-code));
+        int rc = -errno;
+        return cli_error(cli, cli_exit_of(rc), "%s: %s", d.path, strerror(-rc));
     }
     d.spare_bytes = default_pool(&d);
     if (d.pool_bytes == 0)

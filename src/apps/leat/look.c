@@ -8,11 +8,11 @@
 #include <inttypes.h>
 
 /* A path that is there, but in no pool: what makes a set of it. */
-static int say_how_to_load(struct cli *cli, const char *text, int code)
+static int say_how_to_load(struct cli *cli, const char *text, int rc)
 {
     if (access(text, F_OK) != 0)
-        return code;
-    return error_set(&cli->err, code, "%.200s is not in the pool: leat preload %.200s --name NAME loads it",
+        return rc;
+    return error_set(&cli->err, rc, "%.200s is not in the pool: leat preload %.200s --name NAME loads it",
                      text, text);
 }
 

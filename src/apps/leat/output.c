@@ -8,9 +8,9 @@
 #include <math.h>
 #include <stdarg.h>
 
-int cli_exit_of(int code)
+int cli_exit_of(int rc)
 {
-    switch (code) {
+    switch (rc) {
     case 0:
         return CLI_OK;
     case LEAT_NOT_FOUND:
@@ -47,13 +47,13 @@ static void put_error(const struct cli *cli, const char *text)
         fprintf(stderr, "leat: %s\n", text);
 }
 
-int cli_fail(struct cli *cli, int code)
+int cli_fail(struct cli *cli, int rc)
 {
-    if (code == -ECANCELED)
+    if (rc == -ECANCELED)
         put_error(cli, "interrupted");
     else
-        put_error(cli, cli->err.message[0] ? cli->err.message : leat_strerror(code));
-    return cli_exit_of(code);
+        put_error(cli, cli->err.message[0] ? cli->err.message : leat_strerror(rc));
+    return cli_exit_of(rc);
 }
 
 int cli_error(const struct cli *cli, int exit_code, const char *fmt, ...)

@@ -48,25 +48,25 @@ struct job {
 
 /* --- paths ------------------------------------------------------------------------------------------------------------- */
 
-int dir_error(struct leat_error *err, int code, const char *what, const char *uri)
+int dir_error(struct leat_error *err, int rc, const char *what, const char *uri)
 {
-    switch (code) {
+    switch (rc) {
     case -ENOENT:
     case -ENOTDIR:
         return error_set(err, LEAT_NOT_FOUND, "%s %.300s: no such object", what, uri);
     case -EACCES:
     case -EPERM:
     case -EROFS:
-        return error_set(err, LEAT_DENIED, "%s %.300s: %s", what, uri, strerror(-code));
+        return error_set(err, LEAT_DENIED, "%s %.300s: %s", what, uri, strerror(-rc));
     case -ELOOP:
         return error_set(err, LEAT_DENIED,
                          "%s %.300s: a symbolic link is there, or on the way; links are not followed", what,
                          uri);
     case -ENOSPC:
     case -EDQUOT:
-        return error_set(err, LEAT_NO_SPACE, "%s %.300s: %s", what, uri, strerror(-code));
+        return error_set(err, LEAT_NO_SPACE, "%s %.300s: %s", what, uri, strerror(-rc));
     default:
-        return error_sys(err, code, "%s %.300s", what, uri);
+        return error_sys(err, rc, "%s %.300s", what, uri);
     }
 }
 

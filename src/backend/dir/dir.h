@@ -42,7 +42,7 @@ int dir_walk(const struct dir *d, const char *key, bool make, int *ret_folder, c
 /* LEAT_PEER_GONE: the root was deleted. */
 int dir_gone(const struct dir *d, struct leat_error *err);
 /* The error of an operation on `uri`, from the errno value `-code`. */
-int dir_error(struct leat_error *err, int code, const char *what, const char *uri);
+int dir_error(struct leat_error *err, int rc, const char *what, const char *uri);
 void dir_etag(const struct stat *st, char ret_etag[BACKEND_ETAG_MAX]);
 static inline bool dir_cancelled(const struct dir *d)
 {

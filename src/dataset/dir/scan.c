@@ -78,12 +78,12 @@ static void folder_fini(struct folder *f)
     free(f->names);
 }
 
-static int walk_error(struct walk *w, int code, struct leat_error *err)
+static int walk_error(struct walk *w, int rc, struct leat_error *err)
 {
     AUTO_FREE char *full = NULL;
     if (asprintf(&full, "%s/%s", w->root, w->path) < 0)
         return -ENOMEM;
-    return scan_error(code, full, err);
+    return scan_error(rc, full, err);
 }
 
 /* w->path becomes the folder's path and this name. */

@@ -216,11 +216,11 @@ static int uring_event_fd(struct disk_engine *e)
     return u->event_fd = TAKE_FD(fd);
 }
 
-static int refuse(struct uring *u, int code)
+static int refuse(struct uring *u, int rc)
 {
     atomic_fetch_add_explicit(&u->e.register_failed, 1, memory_order_relaxed);
-    atomic_store_explicit(&u->e.register_errno, -code, memory_order_relaxed);
-    return code;
+    atomic_store_explicit(&u->e.register_errno, -rc, memory_order_relaxed);
+    return rc;
 }
 
 static void slots_clear(struct uring *u, unsigned first, unsigned n)

@@ -256,13 +256,13 @@ static void segment_fill(struct fill_thread *t, struct wset *ws, const struct ws
                             .data = region->addr + offset,
                             .begin = segment->address,
                             .end = segment->address};
-    int code = region_reserve(region, offset, segment->bytes);
-    if (code < 0) {
+    int rc = region_reserve(region, offset, segment->bytes);
+    if (rc < 0) {
         t->nbad = 1;
         t->bad[0] = (struct fill_bad){
             .begin = segment->address, .end = segment->address + segment->bytes, .code = LEAT_NO_SPACE};
         snprintf(t->bad[0].message, sizeof(t->bad[0].message), "no memory for it in the pool (%s)",
-                 strerror(-code));
+                 strerror(-rc));
     } else {
         bool small_pages =
             region->pages == REGION_BASE && offset + segment->bytes > atomic_load(&region->prefault_bytes);
@@ -603,22 +603,22 @@ static int thread_start(struct fill *fill, struct leat_error *err)
     if (!t)
         return error_set(err, -ENOMEM, "out of memory for a fill thread");
     t->fill = fill;
-    int code = fill->config.engine_new
-                   ? fill->config.engine_new(fill->config.depth, &t->engine)
-                   : disk_engine_new(fill->config.disk_engine, fill->config.depth, &t->engine);
-    if (code < 0) {
-        error_sys(err, code, "cannot start the disk engine '%s'", fill->config.disk_engine);
+    int rc = fill->config.engine_new
+                 ? fill->config.engine_new(fill->config.depth, &t->engine)
+                 : disk_engine_new(fill->config.disk_engine, fill->config.depth, &t->engine);
+    if (rc < 0) {
+        error_sys(err, rc, "cannot start the disk engine '%s'", fill->config.disk_engine);
         free(t);
-        return code;
+        return rc;
     }
     fill->engine = t->engine->ops->name;
     fill->thread[fill->nthreads] = t;
-    code = -pthread_create(&fill->threads[fill->nthreads], NULL, thread_main, t);
-    if (code < 0) {
+    rc = -pthread_create(&fill->threads[fill->nthreads], NULL, thread_main, t);
+    if (rc < 0) {
         fill->thread[fill->nthreads] = NULL;
         disk_engine_free(t->engine);
         free(t);
-        return error_sys(err, code, "cannot start a fill thread");
+        return error_sys(err, rc, "cannot start a fill thread");
     }
     pthread_mutex_lock(&fill->lock);
     fill->nthreads++;
@@ -643,12 +643,12 @@ int fill_new(const struct fill_config *config, struct fill **ret_fill, struct le
     unsigned threads = config->threads ? config->threads : 1;
     fill->threads = calloc(threads, sizeof(*fill->threads));
     fill->thread = calloc(threads, sizeof(struct fill_thread *));
-    int code = fill->threads && fill->thread ? 0 : error_set(err, -ENOMEM, "out of memory");
-    for (unsigned k = 0; code == 0 && k < threads; k++)
-        code = thread_start(fill, err);
-    if (code < 0) {
+    int rc = fill->threads && fill->thread ? 0 : error_set(err, -ENOMEM, "out of memory");
+    for (unsigned k = 0; rc == 0 && k < threads; k++)
+        rc = thread_start(fill, err);
+    if (rc < 0) {
         fill_free(fill);
-        return code;
+        return rc;
     }
     *ret_fill = fill;
     return 0;
@@ -723,9 +723,9 @@ int fill_plan(struct fill *fill, struct wset *ws)
     for (uint32_t g = 0; g < ws->nregions; g++) {
         uint64_t begin = MAX((uint64_t)g * ws->region_bytes, ws->first_new_address);
         uint64_t stop = MIN((uint64_t)(g + 1) * ws->region_bytes, end);
-        int code = ws->regions[g].region && begin < stop ? segments_cut(fill, ws, begin, stop, &cap) : 0;
-        if (code < 0)
-            return code;
+        int rc = ws->regions[g].region && begin < stop ? segments_cut(fill, ws, begin, stop, &cap) : 0;
+        if (rc < 0)
+            return rc;
     }
     if (fill_urgent_plan(ws) < 0)
         return -ENOMEM;
@@ -748,9 +748,9 @@ void fill_go(struct fill *fill, struct wset *ws)
 
 int fill_start(struct fill *fill, struct wset *ws)
 {
-    int code = fill_plan(fill, ws);
-    if (code < 0)
-        return code;
+    int rc = fill_plan(fill, ws);
+    if (rc < 0)
+        return rc;
     if (ws->nsegments == 0)
         wset_settle_empty(ws);
     fill_go(fill, ws);

@@ -129,12 +129,12 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
 /* The same of the files of a pick, which lie in `region`: it is backed with memory first. */
 void fill_read_files(struct fill_thread *t, const struct fill_pick *p, struct region *region,
                      const struct source_opener *opener, struct fill_counters *counters);
-void fill_bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int code, const char *fmt, ...)
+void fill_bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int rc, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
 /* The bad range that overlaps [begin, end), or NULL. */
 const struct fill_bad *fill_bad_in(const struct fill_thread *t, uint64_t begin, uint64_t end);
 /* Why a read failed, with file and place (t->bad_offset). */
-void fill_read_error(const struct fill_thread *t, const struct index *index, uint64_t source, int code,
+void fill_read_error(const struct fill_thread *t, const struct index *index, uint64_t source, int rc,
                      char *why, size_t cap);
 /* The thread's bounce buffer, FILL_BOUNCE_BYTES at a border of FILL_DIRECT_ALIGN_MAX; NULL: no memory. */
 uint8_t *fill_bounce(struct fill_thread *t);

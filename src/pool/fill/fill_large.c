@@ -59,12 +59,12 @@ struct large {
 };
 
 /* What of [from, to) is wanted has not come. */
-static void missing(struct large *l, uint64_t from, uint64_t to, int code)
+static void missing(struct large *l, uint64_t from, uint64_t to, int rc)
 {
     char why[180];
     uint64_t begin = MAX(from, l->begin), end = MIN(to, l->end);
-    fill_read_error(l->thread, l->index, l->source, code, why, sizeof(why));
-    fill_bad_add(l->thread, l->address + (begin - l->begin), l->address + (end - l->begin), code, "%s", why);
+    fill_read_error(l->thread, l->index, l->source, rc, why, sizeof(why));
+    fill_bad_add(l->thread, l->address + (begin - l->begin), l->address + (end - l->begin), rc, "%s", why);
     l->failed = true;
 }
 
@@ -92,9 +92,9 @@ static void read_done(struct disk_read *d, int64_t result)
         l->nbusy--;
         return;
     }
-    int code = result < 0 ? (int)result : result < need ? LEAT_STALE : read->bounced ? bounce_out(l, d) : 0;
-    if (code < 0)
-        missing(l, d->offset, d->offset + d->bytes, code);
+    int rc = result < 0 ? (int)result : result < need ? LEAT_STALE : read->bounced ? bounce_out(l, d) : 0;
+    if (rc < 0)
+        missing(l, d->offset, d->offset + d->bytes, rc);
     read->busy = false;
     l->nbusy--;
     submit_more(l);
@@ -129,14 +129,14 @@ static void submit_more(struct large *l)
     struct disk_read *batch[READS_MAX];
     uint64_t began = l->next;
     unsigned n = 0;
-    int code = 0;
-    while (l->next < l->end && code == 0) {
+    int rc = 0;
+    while (l->next < l->end && rc == 0) {
         bool in_place;
         uint64_t to = next_piece(l, &in_place);
         struct large_read *read = read_free(l, in_place);
         if (!in_place && !l->slots && !(l->slots = fill_bounce(t)))
-            code = -ENOMEM;
-        if (!read || code < 0)
+            rc = -ENOMEM;
+        if (!read || rc < 0)
             break;
         *read = (struct large_read){
             .disk = {.fd = l->fd,
@@ -153,16 +153,16 @@ static void submit_more(struct large *l)
         batch[n++] = &read->disk;
         l->next = to;
     }
-    if (n > 0 && code == 0)
-        code = t->engine->ops->submit(t->engine, batch, n);
-    if (code == 0) {
+    if (n > 0 && rc == 0)
+        rc = t->engine->ops->submit(t->engine, batch, n);
+    if (rc == 0) {
         l->nbusy += n;
         return;
     }
     for (unsigned k = 0; k < n; k++)
         container_of(batch[k], struct large_read, disk)->busy = false;
     t->bad_offset = began;
-    missing(l, began, l->end, code);
+    missing(l, began, l->end, rc);
     l->next = l->end;
 }
 

@@ -34,7 +34,7 @@
 #define WARM_PERMILLE  500         /* from here on by the page cache */
 #define THERE_PERMILLE 990         /* what is missing does not need many reads in flight */
 
-void fill_bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int code, const char *fmt, ...)
+void fill_bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int rc, const char *fmt, ...)
 {
     if (t->nbad == RANGES_BAD_MAX) {
         struct fill_bad *last = &t->bad[RANGES_BAD_MAX - 1];
@@ -45,13 +45,13 @@ void fill_bad_add(struct fill_thread *t, uint64_t begin, uint64_t end, int code,
     struct fill_bad *bad = &t->bad[t->nbad];
     bad->begin = begin;
     bad->end = end;
-    bad->code = code;
+    bad->code = rc;
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(bad->message, sizeof(bad->message), fmt, ap);
     va_end(ap);
     /* Pieces of one file, one behind the other, that fail alike are one. */
-    if (t->nbad > 0 && bad[-1].end == begin && bad[-1].code == code && !strcmp(bad[-1].message, bad->message))
+    if (t->nbad > 0 && bad[-1].end == begin && bad[-1].code == rc && !strcmp(bad[-1].message, bad->message))
         bad[-1].end = end;
     else
         t->nbad++;
@@ -111,9 +111,9 @@ static int source_check(const struct wset *ws, uint64_t number, int fd, char *wh
     struct statx st;
     char name[96];
     if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_SIZE | STATX_MTIME, &st) < 0) {
-        int code = -errno;
-        snprintf(why, why_cap, "%s: %s", source_shown(index, number, name), strerror(-code));
-        return code;
+        int rc = -errno;
+        snprintf(why, why_cap, "%s: %s", source_shown(index, number, name), strerror(-rc));
+        return rc;
     }
     int64_t mtime_ns = (int64_t)st.stx_mtime.tv_sec * 1000000000 + st.stx_mtime.tv_nsec;
     if (st.stx_size == source->bytes && mtime_ns == source->mtime_ns)
@@ -163,9 +163,9 @@ static struct fill_source *source_get(struct fill_thread *t, struct wset *ws, co
             victim = s;
     }
     AUTO_CLOSE int fd = source_open_number(ws, e->source, opener, counters, why, sizeof(why));
-    int code = fd < 0 ? fd : source_check(ws, e->source, fd, why, sizeof(why));
-    if (code < 0) {
-        fill_bad_add(t, r->begin, r->end, code, "%s", why);
+    int rc = fd < 0 ? fd : source_check(ws, e->source, fd, why, sizeof(why));
+    if (rc < 0) {
+        fill_bad_add(t, r->begin, r->end, rc, "%s", why);
         return NULL;
     }
     source_close(victim);
@@ -242,33 +242,33 @@ static int read_copy(struct fill_thread *t, int fd, uint64_t offset, uint64_t be
         return pread_all(t, fd, target_address(t, begin), end - begin, offset);
     while (begin < end) {
         uint64_t bytes = MIN(end - begin, PIECE_BYTES);
-        int code = pread_all(t, fd, t->bounce, bytes, offset);
-        if (code == 0)
-            code = fill_bounce_out(t, t->bounce, begin, bytes);
-        if (code < 0)
-            return code;
+        int rc = pread_all(t, fd, t->bounce, bytes, offset);
+        if (rc == 0)
+            rc = fill_bounce_out(t, t->bounce, begin, bytes);
+        if (rc < 0)
+            return rc;
         begin += bytes;
         offset += bytes;
     }
     return 0;
 }
 
-void fill_read_error(const struct fill_thread *t, const struct index *index, uint64_t source, int code,
+void fill_read_error(const struct fill_thread *t, const struct index *index, uint64_t source, int rc,
                      char *why, size_t cap)
 {
     char name[96];
     source_shown(index, source, name);
-    if (code == LEAT_STALE)
+    if (rc == LEAT_STALE)
         snprintf(why, cap, "%s became shorter while it was read", name);
     else if (t->bad_offset != UINT64_MAX)
-        snprintf(why, cap, "cannot read %s at offset %" PRIu64 ": %s", name, t->bad_offset, strerror(-code));
+        snprintf(why, cap, "cannot read %s at offset %" PRIu64 ": %s", name, t->bad_offset, strerror(-rc));
     else
-        snprintf(why, cap, "cannot put %s into memory: %s", name, strerror(-code));
+        snprintf(why, cap, "cannot put %s into memory: %s", name, strerror(-rc));
 }
 
 /* A small file has been read, or `code` says why not. Only now is it compared with what was indexed: whatever was written to it
  * before or while we read shows. Closes it. */
-static void small_end(struct fill_thread *t, const struct fill_ahead *a, int code,
+static void small_end(struct fill_thread *t, const struct fill_ahead *a, int rc,
                       struct fill_counters *counters)
 {
     char why[180];
@@ -276,9 +276,9 @@ static void small_end(struct fill_thread *t, const struct fill_ahead *a, int cod
     close(a->fd);
     if (changed < 0)
         fill_bad_add(t, a->begin, a->end, changed, "%s", why);
-    else if (code < 0) {
-        fill_read_error(t, &a->ws->index, a->source, code, why, sizeof(why));
-        fill_bad_add(t, a->begin, a->end, code, "%s", why);
+    else if (rc < 0) {
+        fill_read_error(t, &a->ws->index, a->source, rc, why, sizeof(why));
+        fill_bad_add(t, a->begin, a->end, rc, "%s", why);
     } else
         atomic_fetch_add_explicit(&counters->bytes_buffered, a->end - a->begin, memory_order_relaxed);
 }
@@ -326,16 +326,16 @@ static void read_small(struct fill_thread *t, struct wset *ws, const struct inde
 
 /* The reads of a large file are over: with an error, or for good unless it was rewritten in place meanwhile. */
 static void read_raw_end(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
-                         const struct fill_source *s, const struct fill_range *r, int code,
+                         const struct fill_source *s, const struct fill_range *r, int rc,
                          _Atomic uint64_t *counter)
 {
     char why[180] = "";
-    if (code < 0)
-        fill_read_error(t, &ws->index, e->source, code, why, sizeof(why));
+    if (rc < 0)
+        fill_read_error(t, &ws->index, e->source, rc, why, sizeof(why));
     else
-        code = source_check(ws, e->source, s->fd, why, sizeof(why));
-    if (code < 0)
-        fill_bad_add(t, r->begin, r->end, code, "%s", why);
+        rc = source_check(ws, e->source, s->fd, why, sizeof(why));
+    if (rc < 0)
+        fill_bad_add(t, r->begin, r->end, rc, "%s", why);
     else
         atomic_fetch_add_explicit(counter, r->end - r->begin, memory_order_relaxed);
 }
@@ -355,8 +355,8 @@ static void read_warm(struct fill_thread *t, struct wset *ws, const struct index
     uint64_t step = s->traits.network ? r->end - r->begin : PIECE_BYTES;
     for (struct fill_range piece = *r; piece.begin < r->end; piece.begin = piece.end) {
         piece.end = MIN(r->end, piece.begin + step);
-        int code = read_copy(t, s->fd, e->source_offset + (piece.begin - e->address), piece.begin, piece.end);
-        read_raw_end(t, ws, e, s, &piece, code, &counters->bytes_buffered);
+        int rc = read_copy(t, s->fd, e->source_offset + (piece.begin - e->address), piece.begin, piece.end);
+        read_raw_end(t, ws, e, s, &piece, rc, &counters->bytes_buffered);
         arrived(t, piece.end);
     }
 }
@@ -409,16 +409,16 @@ static void read_chunk(struct fill_thread *t, struct wset *ws, const struct inde
         dst = t->band;
     }
     struct leat_error err = {0};
-    int code = dst ? dataset_extent_decode(&ws->index, e, s->fd, dst, &t->scratch, &err) : -ENOMEM;
-    bool changed = code == 0 && (code = source_check(ws, e->source, s->fd, why, sizeof(why))) < 0;
-    if (code < 0) {
+    int rc = dst ? dataset_extent_decode(&ws->index, e, s->fd, dst, &t->scratch, &err) : -ENOMEM;
+    bool changed = rc == 0 && (rc = source_check(ws, e->source, s->fd, why, sizeof(why))) < 0;
+    if (rc < 0) {
         char name[96];
         source_shown(&ws->index, e->source, name);
         if (changed)
-            fill_bad_add(t, r->begin, r->end, code, "%s", why);
+            fill_bad_add(t, r->begin, r->end, rc, "%s", why);
         else
-            fill_bad_add(t, r->begin, r->end, code, "%s: %.100s", name,
-                         err.message[0] ? err.message : strerror(-code));
+            fill_bad_add(t, r->begin, r->end, rc, "%s: %.100s", name,
+                         err.message[0] ? err.message : strerror(-rc));
         return;
     }
     if (!whole) {

@@ -244,9 +244,9 @@ static int entry_runs(struct stream_window *st, struct stream_window_entry *entr
     struct wset *ws = st->ws;
     struct proto_run *runs = NULL;
     uint32_t n = 0;
-    int code = entry_parts(st, entry, &runs, &n);
-    if (code < 0)
-        return code;
+    int rc = entry_parts(st, entry, &runs, &n);
+    if (rc < 0)
+        return rc;
     if (n > 0)
         qsort(runs, n, sizeof(*runs), run_order);
     uint32_t kept = 0;
@@ -366,18 +366,18 @@ int stream_window_get(struct stream_window *st, uint64_t first, uint64_t count,
         return -ENOMEM;
     *entry = (struct stream_window_entry){.window = st, .first = first, .count = count, .refs = 1};
     list_init(&entry->node);
-    int code = entry_runs(st, entry);
+    int rc = entry_runs(st, entry);
     uint64_t bytes = 0;
-    for (uint32_t k = 0; code == 0 && k < entry->nruns; k++)
+    for (uint32_t k = 0; rc == 0 && k < entry->nruns; k++)
         bytes += entry->runs[k].bytes;
     entry->bytes = bytes + entry->nruns * INDEX_FILE_ALIGN;
-    if (code == 0 && entry->bytes > st->region->bytes)
-        code = LEAT_NO_SPACE;
-    for (uint32_t k = 0; code == 0 && k < entry->nruns; k++)
-        code = place_find(st, entry->runs[k].address, entry->runs[k].bytes, entry, &entry->runs[k].offset);
-    if (code < 0) {
+    if (rc == 0 && entry->bytes > st->region->bytes)
+        rc = LEAT_NO_SPACE;
+    for (uint32_t k = 0; rc == 0 && k < entry->nruns; k++)
+        rc = place_find(st, entry->runs[k].address, entry->runs[k].bytes, entry, &entry->runs[k].offset);
+    if (rc < 0) {
         entry_free(entry);
-        return code;
+        return rc;
     }
     list_push_back(&st->entries, &entry->node);
     entry->next_in_bucket = *bucket_of(st, first, count);
@@ -385,10 +385,10 @@ int stream_window_get(struct stream_window *st, uint64_t first, uint64_t count,
     st->held_bytes += entry->bytes;
     /* Held up until every load is queued: the first may end before the last is begun. */
     entry->loading = 1;
-    for (uint32_t k = 0; k < entry->nruns && code == 0; k++)
-        code = run_load(st, entry, &entry->runs[k]);
-    if (code < 0) {
-        entry->code = code;
+    for (uint32_t k = 0; k < entry->nruns && rc == 0; k++)
+        rc = run_load(st, entry, &entry->runs[k]);
+    if (rc < 0) {
+        entry->code = rc;
     }
     if (--entry->loading == 0)
         entry->state = entry->code ? STREAM_WINDOW_FAILED : STREAM_WINDOW_READY;

@@ -316,8 +316,7 @@ static void test_roads(void **state)
 }
 
 /* Changes one of the files of a set behind its index's back; only its samples fail, and say why. */
-static void spoil(const char *spec, const char *file, void (*how)(const char *path), int code,
-                  const char *says)
+static void spoil(const char *spec, const char *file, void (*how)(const char *path), int rc, const char *says)
 {
     char path[1024];
     snprintf(path, sizeof(path), "%s/%s", testing_folder(), file);
@@ -346,7 +345,7 @@ static void spoil(const char *spec, const char *file, void (*how)(const char *pa
         assert_int_equal(wset_sample_state(ws, i), LIVE_FAILED);
         struct leat_error err = {0};
         int got = wset_failure_get(ws, i, &err);
-        if (got != code || !strstr(err.message, says) || !strstr(err.message, file))
+        if (got != rc || !strstr(err.message, says) || !strstr(err.message, file))
             fail_msg("%s: %d, \"%s\"", file, got, err.message);
     }
     assert_true(nfailed > 0 && nfailed < ws->index.header->nsamples);
@@ -378,7 +377,7 @@ static void test_spoiled(void **state)
 {
     static const struct {
         void (*how)(const char *path);
-        int code;
+        int rc;
         const char *says;
     } ways[] = {{truncate_it, LEAT_STALE, "changed after it was indexed"},
                 {touch_it, LEAT_STALE, "changed after it was indexed"},
@@ -390,12 +389,12 @@ static void test_spoiled(void **state)
         testing_file("spoil/a/0", NULL, 0, 0, 1000);
         testing_file("spoil/a/1", NULL, 0, 8, 1000);
         testing_file("spoil/a/2", NULL, 0, 16, 300000);
-        spoil("spoil", "spoil/a/1", ways[k].how, ways[k].code, ways[k].says);
+        spoil("spoil", "spoil/a/1", ways[k].how, ways[k].rc, ways[k].says);
         testing_file("spoil/a/1", NULL, 0, 8, 1000);
-        spoil("spoil", "spoil/a/2", ways[k].how, ways[k].code, ways[k].says);
+        spoil("spoil", "spoil/a/2", ways[k].how, ways[k].rc, ways[k].says);
         testing_tar("spoilt/0.tar", zero, 2);
         testing_tar("spoilt/1.tar", one, 2);
-        spoil("spoilt", "spoilt/1.tar", ways[k].how, ways[k].code, ways[k].says);
+        spoil("spoilt", "spoilt/1.tar", ways[k].how, ways[k].rc, ways[k].says);
     }
     /* However long the path is, the message has its end. */
     char name[400] = "deep/";

@@ -239,9 +239,9 @@ static int dropping_submit(struct disk_engine *e, struct disk_read **reqs, unsig
 
 static int dropping_engine(unsigned depth, struct disk_engine **ret_engine)
 {
-    int code = disk_worker_new(depth, ret_engine);
-    if (code < 0)
-        return code;
+    int rc = disk_worker_new(depth, ret_engine);
+    if (rc < 0)
+        return rc;
     worker_submit = (*ret_engine)->ops->submit;
     dropping_ops = *(*ret_engine)->ops;
     dropping_ops.submit = dropping_submit;

@@ -70,9 +70,9 @@ static int lenient_submit(struct disk_engine *e, struct disk_read **reqs, unsign
 
 static int lenient_engine(unsigned depth, struct disk_engine **ret_engine)
 {
-    int code = disk_worker_new(depth, ret_engine);
-    if (code < 0)
-        return code;
+    int rc = disk_worker_new(depth, ret_engine);
+    if (rc < 0)
+        return rc;
     worker_submit = (*ret_engine)->ops->submit;
     lenient_ops = *(*ret_engine)->ops;
     lenient_ops.submit = lenient_submit;
@@ -377,7 +377,7 @@ static void test_image(void **state)
 /* --- what does not --------------------------------------------------------------------------------------------------------- */
 
 /* One of the bounced reads goes wrong: the rows in it fail, and no others. */
-static void spoil(const struct disk_fault_rules *how, int code, const char *says)
+static void spoil(const struct disk_fault_rules *how, int rc, const char *says)
 {
     disk_memory_align = 4096;
     for (unsigned huge = 0; huge < 2; huge++) {
@@ -394,7 +394,7 @@ static void spoil(const struct disk_fault_rules *how, int code, const char *says
             struct leat_error err = {0};
             if (row_state(ws, i, &err) == 0)
                 continue;
-            assert_int_equal(row_state(ws, i, &err), code);
+            assert_int_equal(row_state(ws, i, &err), rc);
             if (!strstr(err.message, says) || !strstr(err.message, NAME))
                 fail_msg("\"%s\"", err.message);
             first = nfailed++ ? first : i;
@@ -458,11 +458,11 @@ static bool no_memory(uint64_t nth, uint64_t region, uint64_t segment, bool *ret
     struct fill *fill = fill_of(1, segment, NULL);
     budget = NULL;
     failalloc_arm(nth);
-    int code = fill_start(fill, ws);
-    if (code == 0)
+    int rc = fill_start(fill, ws);
+    if (rc == 0)
         fill_wait(ws);
     bool refused = failalloc_disarm() >= nth;
-    for (uint64_t i = 0; code == 0 && i < ws->index.header->nsamples; i++) {
+    for (uint64_t i = 0; rc == 0 && i < ws->index.header->nsamples; i++) {
         struct leat_error err = {0};
         int row = row_state(ws, i, &err);
         assert_true(row == 0 || row == -ENOMEM);
@@ -519,13 +519,13 @@ static struct disk_fault_rules faults;
 static int faulty_engine(unsigned depth, struct disk_engine **ret_engine)
 {
     struct disk_engine *lower;
-    int code = disk_worker_new(depth, &lower);
-    if (code < 0)
-        return code;
-    code = disk_fault_new(lower, &faults, ret_engine);
-    if (code < 0)
+    int rc = disk_worker_new(depth, &lower);
+    if (rc < 0)
+        return rc;
+    rc = disk_fault_new(lower, &faults, ret_engine);
+    if (rc < 0)
         disk_engine_free(lower);
-    return code;
+    return rc;
 }
 
 /* Of reads that are out together one is refused and another fails: all is read again, and nothing has failed. */

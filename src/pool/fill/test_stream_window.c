@@ -73,9 +73,9 @@ static void wait_loaded(const struct stream_window_entry *entry)
 static struct stream_window_entry *get(struct wset *ws, uint64_t first, uint64_t count)
 {
     struct stream_window_entry *entry = NULL;
-    int code = stream_window_get(ws->window, first, count, &entry);
-    if (code < 0)
-        fail_msg("samples %u+%u: %d", (unsigned)first, (unsigned)count, code);
+    int rc = stream_window_get(ws->window, first, count, &entry);
+    if (rc < 0)
+        fail_msg("samples %u+%u: %d", (unsigned)first, (unsigned)count, rc);
     wait_loaded(entry);
     return entry;
 }
@@ -264,13 +264,13 @@ static void test_churn(void **state)
             continue;
         }
         uint64_t count = 1 + (rng >> 40) % 9, first = (rng >> 20) % (300 - count);
-        int code = stream_window_get(ws->window, first, count, &e);
-        if (code == -EAGAIN) {
+        int rc = stream_window_get(ws->window, first, count, &e);
+        if (rc == -EAGAIN) {
             refused++;
             loop_turn(loop, 0);
             continue;
         }
-        assert_int_equal(code, 0);
+        assert_int_equal(rc, 0);
         wait_loaded(e);
         check(ws, e);
         held[slot] = e;
@@ -360,12 +360,12 @@ static void test_allocations(void **state)
     for (unsigned nth = 1; nth < 40; nth++) {
         struct stream_window_entry *e = NULL;
         failalloc_arm(nth);
-        int code = stream_window_get(ws->window, nth, 3, &e);
-        if (code == 0)
+        int rc = stream_window_get(ws->window, nth, 3, &e);
+        if (rc == 0)
             wait_loaded(e);
         unsigned asked = failalloc_disarm();
-        if (code < 0) {
-            assert_int_equal(code, -ENOMEM);
+        if (rc < 0) {
+            assert_int_equal(rc, -ENOMEM);
             nrefused++;
         } else {
             if (e->state == STREAM_WINDOW_FAILED)

@@ -338,16 +338,16 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
     list_init(&c->describing);
     list_init(&c->dials);
     list_init(&c->pending_installs);
-    int code = 0;
+    int rc = 0;
     for (unsigned n = 0; n < config->nnodes; n++) {
         if (strcmp(config->nodes[n], config->self) == 0)
             c->self = n;
     }
     if (c->self == UINT32_MAX)
-        code = error_set(err, LEAT_INVALID,
-                         "nodes does not contain listen = %s: write it there as the other nodes do",
-                         config->self);
-    for (unsigned n = 0; code == 0 && n < config->nnodes; n++) {
+        rc = error_set(err, LEAT_INVALID,
+                       "nodes does not contain listen = %s: write it there as the other nodes do",
+                       config->self);
+    for (unsigned n = 0; rc == 0 && n < config->nnodes; n++) {
         c->links[n].cluster = c;
         list_init(&c->links[n].catchup_queue);
         if (n == c->self)
@@ -362,13 +362,13 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
             .stay = true,
             .ops = &link_ops,
             .user = &c->links[n]};
-        code = peer_new(loop, &pc, &c->links[n].peer);
-        if (code < 0)
-            error_set(err, code, "out of memory");
+        rc = peer_new(loop, &pc, &c->links[n].peer);
+        if (rc < 0)
+            error_set(err, rc, "out of memory");
     }
-    if (code < 0) {
+    if (rc < 0) {
         cluster_free(c);
-        return code;
+        return rc;
     }
     c->tick.fire = tick;
     loop_timer_set(loop, &c->tick, clock_now_ns() + TICK_NS);
@@ -518,9 +518,9 @@ static void described(void *user, struct peer_reply *reply)
         describe_next(d);
         return;
     }
-    int code = reply->status < 0 ? error_set(&err, reply->status, "%s", reply->message)
-                                 : nodes_adopt(d->cluster, reply, adopted, d, &err);
-    if (code < 0)
+    int rc = reply->status < 0 ? error_set(&err, reply->status, "%s", reply->message)
+                               : nodes_adopt(d->cluster, reply, adopted, d, &err);
+    if (rc < 0)
         describe_end(d, NULL, &err);
 }
 
@@ -552,12 +552,12 @@ static int describe_put(struct cluster *c, unsigned n, const struct open_request
     bytes_put_u32(&head, (uint32_t)open.len);
     bytes_put(&head, open.data, open.len);
     bytes_put(body, head.data, head.len);
-    int code = head.failed || open.failed || body->failed ? -ENOMEM : 0;
-    if (code == 0 && access_signed(r->access))
-        code = nodes_seal_access(c, n, r->access, head.data, head.len, body);
+    int rc = head.failed || open.failed || body->failed ? -ENOMEM : 0;
+    if (rc == 0 && access_signed(r->access))
+        rc = nodes_seal_access(c, n, r->access, head.data, head.len, body);
     bytes_out_fini(&head);
     bytes_out_fini(&open);
-    return code;
+    return rc;
 }
 
 static void describe_next(struct describing *d)
@@ -590,12 +590,12 @@ static void describe_next(struct describing *d)
     }
     d->tried |= 1ull << n;
     struct bytes_out body = {0};
-    int code = describe_put(c, n, r, &body);
-    if (code == 0)
-        code = peer_call(c->links[n].peer, r->append ? PROTO_APPEND : PROTO_DESCRIBE, &body, NULL, 0, NULL,
-                         described, d);
+    int rc = describe_put(c, n, r, &body);
+    if (rc == 0)
+        rc = peer_call(c->links[n].peer, r->append ? PROTO_APPEND : PROTO_DESCRIBE, &body, NULL, 0, NULL,
+                       described, d);
     bytes_out_fini(&body);
-    if (code < 0)
+    if (rc < 0)
         describe_next(d);
 }
 
@@ -806,10 +806,10 @@ int cluster_dial(struct cluster *c, struct wset *ws, uint32_t node, uint32_t rai
                              .user = d};
     memcpy(pc.hello.uuid, ws->uuid, PROTO_UUID);
     memcpy(d->uuid, ws->uuid, PROTO_UUID);
-    int code = peer_new(c->loop, &pc, &d->peer);
-    if (code < 0) {
+    int rc = peer_new(c->loop, &pc, &d->peer);
+    if (rc < 0) {
         free(d);
-        return code;
+        return rc;
     }
     list_push_back(&c->dials, &d->node);
     return 0;

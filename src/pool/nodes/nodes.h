@@ -38,9 +38,9 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
 void cluster_free(struct cluster *cluster); /* NULL is fine */
 
 /* How a dial ended: the node answered, with a no. It is not gone, nor is the rail. */
-static inline bool cluster_refused(int code)
+static inline bool cluster_refused(int rc)
 {
-    return code == LEAT_STALE || code == LEAT_DENIED || code == LEAT_BUSY;
+    return rc == LEAT_STALE || rc == LEAT_DENIED || rc == LEAT_BUSY;
 }
 
 /* An OPEN by source or name that another node coordinates, or may know: true when the request was taken. */

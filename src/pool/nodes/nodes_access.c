@@ -30,13 +30,13 @@ int nodes_seal_access(struct cluster *c, unsigned n, struct access *access, cons
                       struct bytes_out *out)
 {
     struct bytes_out text = {0};
-    int code = access_put(access, &text);
-    if (code == 0)
-        code = peer_seal(c->links[n].peer, aad, aad_len, text.data, text.len, out);
+    int rc = access_put(access, &text);
+    if (rc == 0)
+        rc = peer_seal(c->links[n].peer, aad, aad_len, text.data, text.len, out);
     if (text.data)
         explicit_bzero(text.data, text.len);
     bytes_out_fini(&text);
-    return code;
+    return rc;
 }
 
 int nodes_unseal_access(struct client *client, const void *aad, size_t aad_len, const void *sealed,
@@ -44,19 +44,19 @@ int nodes_unseal_access(struct client *client, const void *aad, size_t aad_len, 
 {
     uint8_t *text;
     size_t n;
-    int code = net_unseal(&client->seal, &client->auth, aad, aad_len, sealed, len, &text, &n);
-    if (code < 0)
-        return code;
+    int rc = net_unseal(&client->seal, &client->auth, aad, aad_len, sealed, len, &text, &n);
+    if (rc < 0)
+        return rc;
     struct bytes_in in = bytes_in_of(text, n);
     struct proto_access m;
-    code = proto_access_get(&in, &m);
-    if (code == 0 && bytes_in_done(&in) < 0) {
+    rc = proto_access_get(&in, &m);
+    if (rc == 0 && bytes_in_done(&in) < 0) {
         proto_access_fini(&m);
-        code = LEAT_CORRUPT;
+        rc = LEAT_CORRUPT;
     }
     explicit_bzero(text, n);
     free(text);
-    return code < 0 ? code : access_new(&m, !client->server->pool->config.opener.system, ret_access);
+    return rc < 0 ? rc : access_new(&m, !client->server->pool->config.opener.system, ret_access);
 }
 
 void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access)
@@ -65,20 +65,20 @@ void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char 
         return;
     struct bytes_out body = {0};
     head_put(&body, uid, spec);
-    int code = body.failed ? -ENOMEM : 0;
-    if (code == 0) {
+    int rc = body.failed ? -ENOMEM : 0;
+    if (rc == 0) {
         /* The head is what is sealed to: a copy, as the body grows behind it. */
         AUTO_FREE uint8_t *head = malloc(body.len);
         size_t len = body.len;
         if (head)
             memcpy(head, body.data, len);
-        code = head ? nodes_seal_access(c, n, access, head, len, &body) : -ENOMEM;
+        rc = head ? nodes_seal_access(c, n, access, head, len, &body) : -ENOMEM;
     }
-    if (code == 0 && !body.failed)
+    if (rc == 0 && !body.failed)
         peer_event(c->links[n].peer, PROTO_ACCESS, &body);
     else
         log_warning("node %s is not told how to read %s: %s", c->config.nodes[n], spec,
-                    leat_strerror(code ? code : -ENOMEM));
+                    leat_strerror(rc ? rc : -ENOMEM));
     bytes_out_fini(&body);
 }
 
@@ -97,10 +97,9 @@ int nodes_on_access(struct cluster *c, struct client *client, struct conn_messag
         return LEAT_CORRUPT;
     struct access *access;
     size_t head = in.pos;
-    int code =
-        nodes_unseal_access(client, m->body, head, m->body + head, m->frame.body_bytes - head, &access);
-    if (code < 0)
-        return code;
+    int rc = nodes_unseal_access(client, m->body, head, m->body + head, m->frame.body_bytes - head, &access);
+    if (rc < 0)
+        return rc;
     access_cache_received(c->pool, uid, spec, access);
     access_unref(access);
     return 0;

@@ -101,9 +101,9 @@ static int take_description(struct cluster *c, struct wset *ws, const struct pro
         ws->regions[g].node = m->regions[g].node;
     }
     if (ws->remote && !ws->access) {
-        int code = pool_access_for(c->pool, m->owner_uid, m->uri, &ws->access, err);
-        if (code < 0)
-            return code;
+        int rc = pool_access_for(c->pool, m->owner_uid, m->uri, &ws->access, err);
+        if (rc < 0)
+            return rc;
     }
     return pool_name(ws, m->name, m->uri) < 0 ? error_set(err, -ENOMEM, "out of memory") : 0;
 }
@@ -125,9 +125,9 @@ static void validate(struct work *work)
 static int replica_list(struct cluster *c, struct wset *ws, struct leat_error *err)
 {
     bool ours = cluster_hosts(ws, c->self) && !(ws->flags & PROTO_WS_PUSHED);
-    int code = ours ? pool_host(c->pool, ws, 0, err) : 0;
-    if (code < 0)
-        return code;
+    int rc = ours ? pool_host(c->pool, ws, 0, err) : 0;
+    if (rc < 0)
+        return rc;
     if (!ours) {
         if (ws->flags & PROTO_WS_STREAMED)
             wset_pin(ws, ws->pinned_end);
@@ -190,21 +190,21 @@ int nodes_adopt(struct cluster *c, struct peer_reply *reply, nodes_adopted_fn do
                                   .fd = -1,
                                   .adopted = done,
                                   .user = user};
-    int code = 0;
+    int rc = 0;
     list_init(&a->node);
     if (proto_ws_get(reply->body, reply->body_bytes, &a->m) < 0)
-        code = error_set(err, LEAT_CORRUPT, "a node sent a broken description of a set");
-    struct wset *known = code == 0 ? pool_find_uuid(c->pool, a->m.uuid) : NULL;
+        rc = error_set(err, LEAT_CORRUPT, "a node sent a broken description of a set");
+    struct wset *known = rc == 0 ? pool_find_uuid(c->pool, a->m.uuid) : NULL;
     if (known) {
         nodes_commit(c, known); /* or it would not have been described */
         adopt_end(a, known);
         return 0;
     }
-    if (code == 0 && reply->payload_fd < 0)
-        code = error_set(err, LEAT_CORRUPT, "a node sent a description without its index");
-    if (code < 0) {
+    if (rc == 0 && reply->payload_fd < 0)
+        rc = error_set(err, LEAT_CORRUPT, "a node sent a description without its index");
+    if (rc < 0) {
         pending_install_free(a);
-        return code;
+        return rc;
     }
     a->fd = TAKE_FD(reply->payload_fd);
     work_start(c->pool, &a->work);
@@ -268,17 +268,17 @@ static void install_go(struct pending_install *a)
     static const uint8_t none[PROTO_UUID];
     struct client *client = client_alive(c->pool, a->serial);
     struct wset *old = NULL;
-    int code = client && !atomic_load(&c->pool->stopping)
-                   ? 0
-                   : error_set(&a->err, -ECANCELED, "the node that asked is gone");
-    if (code == 0 && pool_find_uuid(c->pool, ws->uuid))
-        code = error_set(&a->err, LEAT_INVALID, "the set is installed here already");
-    if (code == 0)
-        code = pool_sets_check(c->pool, ws->owner_uid, &a->err);
-    if (code == 0 && memcmp(a->replaces, none, PROTO_UUID) != 0) {
+    int rc = client && !atomic_load(&c->pool->stopping)
+                 ? 0
+                 : error_set(&a->err, -ECANCELED, "the node that asked is gone");
+    if (rc == 0 && pool_find_uuid(c->pool, ws->uuid))
+        rc = error_set(&a->err, LEAT_INVALID, "the set is installed here already");
+    if (rc == 0)
+        rc = pool_sets_check(c->pool, ws->owner_uid, &a->err);
+    if (rc == 0 && memcmp(a->replaces, none, PROTO_UUID) != 0) {
         old = pool_find_uuid(c->pool, a->replaces);
-        code = find_replaced(a, old);
-        if (code == -EAGAIN) { /* READYs of other nodes are on their way */
+        rc = find_replaced(a, old);
+        if (rc == -EAGAIN) { /* READYs of other nodes are on their way */
             list_remove(&a->node);
             list_push_back(&c->pending_installs, &a->node);
             loop_timer_set(c->loop, &a->timer, clock_now_ns() + COMPLETE_LOOK_NS);
@@ -286,30 +286,30 @@ static void install_go(struct pending_install *a)
         }
     }
     struct wset *named = ws->name[0] ? pool_find_own_name(c->pool, ws->name, ws->owner_uid) : NULL;
-    if (code == 0 && named && named != old)
-        code = error_set(&a->err, LEAT_INVALID, "there is another working set '%s' here: drop it first",
-                         ws->name);
-    if (code == 0)
+    if (rc == 0 && named && named != old)
+        rc = error_set(&a->err, LEAT_INVALID, "there is another working set '%s' here: drop it first",
+                       ws->name);
+    if (rc == 0)
         nodes_holder(ws, client);
-    if (code == 0 && (a->flags & INSTALL_PREPARE)) {
+    if (rc == 0 && (a->flags & INSTALL_PREPARE)) {
         ws->replaces = old ? wset_ref(old) : NULL;
         ws->first_new_address = old ? a->first_new_address : 0;
         ws->placer = client->peer_node;
-        code = pool_prepare(c->pool, ws, 0, install_prepared, a);
-        if (code == 0)
+        rc = pool_prepare(c->pool, ws, 0, install_prepared, a);
+        if (rc == 0)
             return;
-        error_set(&a->err, code, "out of memory");
+        error_set(&a->err, rc, "out of memory");
     } else {
-        if (code == 0)
-            code = pool_host(c->pool, ws, 0, &a->err);
-        if (code < 0) {
+        if (rc == 0)
+            rc = pool_host(c->pool, ws, 0, &a->err);
+        if (rc < 0) {
             struct wset *held = pool_find_uuid(c->pool, a->replaces);
             if (held && held->appender == ws)
                 held->appender = NULL;
             wset_unref(ws);
         }
     }
-    a->err.code = code;
+    a->err.code = rc;
     install_end(a);
 }
 

@@ -193,14 +193,14 @@ static int install_on(struct placing *p, unsigned n)
         nodes_share_access(p->cluster, n, p->ws->owner_uid, p->ws->spec, p->ws->access);
     struct bytes_out body = {0};
     nodes_put_install(p->ws, INSTALL_PREPARE, &body);
-    int code = body.failed ? -ENOMEM
-                           : peer_call(p->cluster->links[n].peer, PROTO_INSTALL, &body, p->ws->index.blob,
-                                       p->ws->index.blob_bytes, blob_sent, installed, call);
+    int rc = body.failed ? -ENOMEM
+                         : peer_call(p->cluster->links[n].peer, PROTO_INSTALL, &body, p->ws->index.blob,
+                                     p->ws->index.blob_bytes, blob_sent, installed, call);
     bytes_out_fini(&body);
-    if (code < 0) {
+    if (rc < 0) {
         wset_unref(call->ws);
         free(call);
-        return code;
+        return rc;
     }
     p->waiting++;
     return 0;
@@ -213,9 +213,9 @@ static void prepared_here(void *user, const struct leat_error *err)
         p->err = *err;
     p->waiting = 1;
     for (unsigned n = 0; p->err.code == 0 && n < p->cluster->config.nnodes; n++) {
-        int code = n != p->cluster->self && cluster_hosts(p->ws, n) ? install_on(p, n) : 0;
-        if (code < 0)
-            error_set(&p->err, code == -ENOTCONN ? LEAT_PEER_GONE : code, "node %s went away",
+        int rc = n != p->cluster->self && cluster_hosts(p->ws, n) ? install_on(p, n) : 0;
+        if (rc < 0)
+            error_set(&p->err, rc == -ENOTCONN ? LEAT_PEER_GONE : rc, "node %s went away",
                       p->cluster->config.nodes[n]);
     }
     if (--p->waiting == 0)
@@ -278,23 +278,23 @@ static int map_regions(struct placing *p)
         total += align_down(p->free_bytes[n], region);
     }
     total = MIN(total, p->limit);
-    int code = need > total ? leave_window(p, need, total) : 0;
-    if (code < 0)
-        return code;
+    int rc = need > total ? leave_window(p, need, total) : 0;
+    if (rc < 0)
+        return rc;
     for (unsigned n = 0; n < c->config.nnodes; n++)
         nodes[n] = (struct placement_node){p->free_bytes[n], p->free_bytes[n] / region};
     ws->nregions = (uint32_t)(first + div_up(MIN(need, ws->pinned_end), region));
     ws->regions = calloc(MAX(ws->nregions, 1u), sizeof(*ws->regions));
     AUTO_FREE uint32_t *map = calloc(MAX(ws->nregions, 1u), sizeof(*map));
-    code = ws->regions && map ? placement_map(nodes, c->config.nnodes, ws->nregions - (uint32_t)first, map)
-                              : -ENOMEM;
-    for (uint32_t g = 0; code == 0 && g < ws->nregions; g++)
+    rc = ws->regions && map ? placement_map(nodes, c->config.nnodes, ws->nregions - (uint32_t)first, map)
+                            : -ENOMEM;
+    for (uint32_t g = 0; rc == 0 && g < ws->nregions; g++)
         ws->regions[g].node = g < first ? ws->replaces->regions[g].node : map[g - first];
-    if (code == 0)
-        code = cluster_name_nodes(c, ws);
-    if (code < 0)
+    if (rc == 0)
+        rc = cluster_name_nodes(c, ws);
+    if (rc < 0)
         ws->nregions = ws->regions ? ws->nregions : 0;
-    return code < 0 ? error_set(&p->err, code, "cannot place its regions: %s", strerror(-code)) : 0;
+    return rc < 0 ? error_set(&p->err, rc, "cannot place its regions: %s", strerror(-rc)) : 0;
 }
 
 int cluster_name_nodes(struct cluster *c, struct wset *ws)
@@ -314,14 +314,14 @@ int cluster_name_nodes(struct cluster *c, struct wset *ws)
 static void offers_complete(struct placing *p)
 {
     struct pool *pool = p->cluster->pool;
-    int code = atomic_load(&pool->stopping) ? error_set(&p->err, -ECANCELED, "the daemon is ending")
-                                            : map_regions(p);
-    if (code < 0)
+    int rc = atomic_load(&pool->stopping) ? error_set(&p->err, -ECANCELED, "the daemon is ending")
+                                          : map_regions(p);
+    if (rc < 0)
         wset_unref(p->ws); /* the first reference, which nobody has taken yet */
-    else if ((code = pool_prepare(pool, p->ws, 0, prepared_here, p)) < 0)
-        error_set(&p->err, code, "out of memory");
-    p->err.code = MIN(p->err.code, code);
-    if (code < 0)
+    else if ((rc = pool_prepare(pool, p->ws, 0, prepared_here, p)) < 0)
+        error_set(&p->err, rc, "out of memory");
+    p->err.code = MIN(p->err.code, rc);
+    if (rc < 0)
         placing_end(p);
 }
 

@@ -123,12 +123,12 @@ static int on_describe(struct cluster *c, struct client *client, struct conn_mes
     const void *open = bytes_get(&in, bytes);
     struct proto_open o = {0};
     struct access *access = NULL;
-    int code = in.bad ? LEAT_CORRUPT : proto_open_get(open, bytes, &o);
-    if (code < 0)
-        return code;
+    int rc = in.bad ? LEAT_CORRUPT : proto_open_get(open, bytes, &o);
+    if (rc < 0)
+        return rc;
     if (bytes_left(&in) > 0)
-        code = nodes_unseal_access(client, m->body, in.pos, m->body + in.pos, bytes_left(&in), &access);
-    struct open_request *r = code == 0 ? calloc(1, sizeof(*r)) : NULL;
+        rc = nodes_unseal_access(client, m->body, in.pos, m->body + in.pos, bytes_left(&in), &access);
+    struct open_request *r = rc == 0 ? calloc(1, sizeof(*r)) : NULL;
     if (r)
         *r = (struct open_request){.flags = o.flags,
                                    .uid = uid,
@@ -146,7 +146,7 @@ static int on_describe(struct cluster *c, struct client *client, struct conn_mes
     proto_open_fini(&o);
     access_unref(access);
     if (!r)
-        return code < 0 ? code : -ENOMEM;
+        return rc < 0 ? rc : -ENOMEM;
     pool_open(c->pool, r);
     return 0;
 }

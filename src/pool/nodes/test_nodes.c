@@ -448,8 +448,8 @@ int getaddrinfo(const char *name, const char *service, const struct addrinfo *hi
     getaddrinfo_fn real = (getaddrinfo_fn)dlsym(RTLD_NEXT, "getaddrinfo");
     if (strcmp(name, "two.test") != 0 || (hints->ai_flags & AI_NUMERICHOST))
         return real(name, service, hints, ret);
-    int code = real("127.0.0.2", service, hints, ret);
-    return code ? code : real("127.0.0.1", service, hints, &(*ret)->ai_next);
+    int rc = real("127.0.0.2", service, hints, ret);
+    return rc ? rc : real("127.0.0.1", service, hints, &(*ret)->ai_next);
 }
 
 static void come_up(const struct peer_config *config)

@@ -51,10 +51,10 @@ static int become_root_of_namespace(void)
     snprintf(gids, sizeof(gids), "0 %u 1\n", getegid());
     if (unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0)
         return -errno;
-    int code = write_text("/proc/self/setgroups", "deny");
-    if (code == 0)
-        code = write_text("/proc/self/uid_map", uids);
-    return code == 0 ? write_text("/proc/self/gid_map", gids) : code;
+    int rc = write_text("/proc/self/setgroups", "deny");
+    if (rc == 0)
+        rc = write_text("/proc/self/uid_map", uids);
+    return rc == 0 ? write_text("/proc/self/gid_map", gids) : rc;
 }
 
 static int send_descriptor(int socket, int fd)
@@ -91,8 +91,8 @@ static int mount_in_child(void)
         return -errno;
     pid_t child = fork();
     if (child == 0) {
-        int code = become_root_of_namespace();
-        int dir = code < 0 ? code : mount_detached();
+        int rc = become_root_of_namespace();
+        int dir = rc < 0 ? rc : mount_detached();
         _exit(dir >= 0 && send_descriptor(pair[1], dir) == 0 ? 0 : 1);
     }
     close(pair[1]);
@@ -117,6 +117,6 @@ int hugefs_open(void)
         dir = mount_in_child();
     if (dir < 0)
         return dir;
-    int code = try_file(dir);
-    return code < 0 ? code : TAKE_FD(dir);
+    int rc = try_file(dir);
+    return rc < 0 ? rc : TAKE_FD(dir);
 }

@@ -132,11 +132,11 @@ static struct stocked *next_to_make(struct prefault *r)
         return NULL;
     struct region *region;
     struct leat_error err = {0};
-    int code = region_new(&r->config.pages, r->config.region_bytes, 0, r->config.budget, &region, &err);
-    if (code < 0) {
-        if (code != r->told)
+    int rc = region_new(&r->config.pages, r->config.region_bytes, 0, r->config.budget, &region, &err);
+    if (rc < 0) {
+        if (rc != r->told)
             log_warning("no memory is made ready: %s", err.message);
-        r->told = code;
+        r->told = rc;
         r->allowed_bytes = 0;
         return NULL;
     }
@@ -155,11 +155,11 @@ static void remove_at(struct prefault *r, unsigned k)
     r->stock[k] = r->stock[--r->nstock];
 }
 
-static void step_failed(struct prefault *r, struct region *region, uint64_t step, int code)
+static void step_failed(struct prefault *r, struct region *region, uint64_t step, int rc)
 {
-    if (code != r->told)
-        log_info("no more memory can be made ready for now: %s", strerror(-code));
-    r->told = code;
+    if (rc != r->told)
+        log_info("no more memory can be made ready for now: %s", strerror(-rc));
+    r->told = rc;
     r->allowed_bytes = 0;
     /* What was got of the step goes; used_bytes first, as a reader of both counts reservations. */
     account(r, region, -(int64_t)step);
@@ -179,15 +179,15 @@ static void make_step(struct prefault *r, struct stocked *s)
     r->allowed_bytes -= step;
     r->making = true;
     pthread_mutex_unlock(&r->lock);
-    int code = r->config.prepare(region, step);
+    int rc = r->config.prepare(region, step);
     pthread_mutex_lock(&r->lock);
     r->making = false;
     pthread_cond_broadcast(&r->idle);
-    if (code < 0)
-        step_failed(r, region, step, code);
+    if (rc < 0)
+        step_failed(r, region, step, rc);
     else
         atomic_fetch_add(&r->made_bytes, step);
-    if (code == 0)
+    if (rc == 0)
         r->told = 0;
 }
 
@@ -233,10 +233,10 @@ int prefault_new(const struct prefault_config *config, struct prefault **ret_rea
     r->cap_stock = (unsigned)MIN(config->bytes / config->region_bytes + 40, (uint64_t)STOCK_MAX);
     r->stock = calloc(r->cap_stock, sizeof(*r->stock));
     r->idles = may_idle();
-    int code = r->stock ? -pthread_create(&r->thread, NULL, maker_main, r) : -ENOMEM;
-    if (code < 0) {
+    int rc = r->stock ? -pthread_create(&r->thread, NULL, maker_main, r) : -ENOMEM;
+    if (rc < 0) {
         prefault_free(r);
-        return error_sys(err, code, "cannot start the thread that makes memory ready");
+        return error_sys(err, rc, "cannot start the thread that makes memory ready");
     }
     r->started = true;
     *ret_ready = r;

@@ -75,21 +75,21 @@ int region_new(const struct region_source *source, uint64_t bytes, uint64_t used
     r->used_bytes = used_bytes;
     r->pages = region_pages(source, bytes);
     r->fd = r->fd_ro = -1;
-    int code = file_new(r, source, err);
-    if (code < 0)
+    int rc = file_new(r, source, err);
+    if (rc < 0)
         goto fail;
     char path[64];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", r->fd);
     r->fd_ro = open(path, O_RDONLY | O_CLOEXEC);
     /* Read-only for everybody, also for another user who re-opens by /proc what we pass: a memfd is born 0777. */
     if (r->fd_ro < 0 || fchmod(r->fd, 0400) < 0) {
-        code = error_sys(err, -errno, "cannot re-open a region read-only");
+        rc = error_sys(err, -errno, "cannot re-open a region read-only");
         goto fail;
     }
     r->addr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, r->fd, 0);
     if (r->addr == MAP_FAILED) {
         r->addr = NULL;
-        code = error_sys(err, -errno, "cannot map a region of %" PRIu64 " bytes", bytes);
+        rc = error_sys(err, -errno, "cannot map a region of %" PRIu64 " bytes", bytes);
         goto fail;
     }
     if (r->pages == REGION_ADVISE)
@@ -99,7 +99,7 @@ int region_new(const struct region_source *source, uint64_t bytes, uint64_t used
     return 0;
 fail:
     region_unref(r);
-    return code;
+    return rc;
 }
 
 int region_reserve(struct region *r, uint64_t offset, uint64_t bytes)
@@ -130,9 +130,9 @@ int region_reserve(struct region *r, uint64_t offset, uint64_t bytes)
 int region_prepare(struct region *r, uint64_t bytes)
 {
     uint64_t from = atomic_load(&r->prefault_bytes), page = (uint64_t)sysconf(_SC_PAGESIZE);
-    int code = region_reserve(r, from, bytes);
-    if (code < 0)
-        return code;
+    int rc = region_reserve(r, from, bytes);
+    if (rc < 0)
+        return rc;
     /* What fallocate gave is cleared only when it is touched. */
     if (madvise(r->addr + from, bytes, MADV_POPULATE_WRITE) < 0) {
         if (errno != EINVAL) /* before 5.14 */

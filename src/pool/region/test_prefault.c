@@ -272,10 +272,10 @@ static int make_and_free(void *ctx)
     struct fixture *f = ctx;
     struct prefault_config config = {
         .pages = base_pages, .region_bytes = 2 * MIB, .bytes = 2 * MIB, .budget = &f->budget};
-    int code = prefault_new(&config, &f->ready, NULL);
-    if (code == 0)
+    int rc = prefault_new(&config, &f->ready, NULL);
+    if (rc == 0)
         prefault_free(f->ready);
-    return code;
+    return rc;
 }
 
 static void allocations_fail(void **state)

@@ -500,12 +500,12 @@ static int new_once(void *ctx)
     struct wset *ws = NULL;
     struct leat_error err = {0};
     int fd = dup(index_of_one);
-    int code = wset_new(NULL, fd, false, &ws, &err);
-    if (code < 0) {
+    int rc = wset_new(NULL, fd, false, &ws, &err);
+    if (rc < 0) {
         assert_null(ws);
         assert_true(err.message[0]);
         close(fd); /* not taken */
-        return code;
+        return rc;
     }
     wset_unref(ws);
     return 0;
@@ -519,15 +519,15 @@ static int pieces_once(void *ctx)
     atomic_store(&ws->parts_done[0], 0);
     for (unsigned k = 0; k < 6; k++)
         piece(ws, 0, 0, k * 10, 10);
-    int code = wset_sample_state(ws, 0) == LIVE_RESIDENT ? 0 : -ENOMEM;
+    int rc = wset_sample_state(ws, 0) == LIVE_RESIDENT ? 0 : -ENOMEM;
     struct leat_error err = {0};
-    if (code < 0)
+    if (rc < 0)
         assert_int_equal(wset_sample_state(ws, 0), LIVE_FAILED);
     for (unsigned k = 0; k < 6; k++) /* so that the next run begins with none */
         piece(ws, 0, 0, k * 10, 10);
     assert_true(wset_part_known(ws, 0, 0));
     (void)err;
-    return code;
+    return rc;
 }
 
 static void test_allocations(void **state)

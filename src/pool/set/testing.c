@@ -159,9 +159,9 @@ int testing_index(const char *text)
     char here[1024];
     assert_non_null(getcwd(here, sizeof(here)));
     assert_int_equal(chdir(testing_folder()), 0);
-    int code = dataset_spec_parse(text, &spec, &err);
+    int rc = dataset_spec_parse(text, &spec, &err);
     assert_int_equal(chdir(here), 0);
-    if (code < 0)
+    if (rc < 0)
         fail_msg("%s: %s", text, err.message);
     int fd = memfd_create("index", MFD_CLOEXEC);
     assert_true(fd >= 0);
@@ -226,8 +226,8 @@ struct disk_fault_rules testing_rules;
 int testing_faulty_engine(unsigned depth, struct disk_engine **ret_engine)
 {
     struct disk_engine *lower;
-    int code = disk_worker_new(depth, &lower);
-    if (code == 0 && (code = disk_fault_new(lower, &testing_rules, ret_engine)) < 0)
+    int rc = disk_worker_new(depth, &lower);
+    if (rc == 0 && (rc = disk_fault_new(lower, &testing_rules, ret_engine)) < 0)
         disk_engine_free(lower);
-    return code;
+    return rc;
 }

@@ -75,14 +75,14 @@ static int live_create(struct wset *ws, struct leat_error *err)
                                 : memfd_create("leat-live", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (ws->live_fd < 0)
         return error_sys(err, -errno, "cannot create the table of samples");
-    int code;
+    int rc;
     if (ftruncate(ws->live_fd, (off_t)bytes) < 0)
         return error_sys(err, -errno, "cannot size the table of %" PRIu64 " samples", n);
     do
-        code = fallocate(ws->live_fd, 0, 0, (off_t)bytes) < 0 ? -errno : 0;
-    while (code == -EINTR);
-    if (code < 0)
-        return error_sys(err, code, "no memory for the table of %" PRIu64 " samples", n);
+        rc = fallocate(ws->live_fd, 0, 0, (off_t)bytes) < 0 ? -errno : 0;
+    while (rc == -EINTR);
+    if (rc < 0)
+        return error_sys(err, rc, "no memory for the table of %" PRIu64 " samples", n);
     char path[64];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", ws->live_fd);
     ws->live_fd_ro = open(path, O_RDONLY | O_CLOEXEC);
@@ -180,32 +180,32 @@ int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws
         pool_wset_born(pool);
     pthread_mutex_init(&ws->straddle_lock, NULL);
     pthread_mutex_init(&ws->failure_lock, NULL);
-    int code = index_map(index_fd, &ws->index, err);
+    int rc = index_map(index_fd, &ws->index, err);
     /* First: to read a memfd with holes makes their memory, so it has to be ours to give. */
-    if (code == 0 && pool)
-        code = tables_charge(ws, index_fd, err);
-    if (code == 0 && !trusted)
-        code = index_validate(&ws->index, err);
-    for (uint64_t k = 0; code == 0 && k < ws->index.header->nsources && !(ws->remote && ws->local); k++)
+    if (rc == 0 && pool)
+        rc = tables_charge(ws, index_fd, err);
+    if (rc == 0 && !trusted)
+        rc = index_validate(&ws->index, err);
+    for (uint64_t k = 0; rc == 0 && k < ws->index.header->nsources && !(ws->remote && ws->local); k++)
         *(fill_is_remote(&ws->index, k) ? &ws->remote : &ws->local) = true;
-    if (code == 0 && pool)
+    if (rc == 0 && pool)
         ws->scratch_each = scratch_bytes(ws);
-    if (code == 0)
-        code = live_create(ws, err);
-    if (code == 0) {
+    if (rc == 0)
+        rc = live_create(ws, err);
+    if (rc == 0) {
         uint64_t n = ws->index.header->nsamples;
         ws->mask_bytes = (unsigned)div_up(ws->index.header->nfields, 8);
         ws->parts_done = calloc(n ? n : 1, MAX(ws->mask_bytes, 1u));
         ws->name = strdup("");
         ws->spec = strdup("");
         if (!ws->parts_done || !ws->name || !ws->spec)
-            code = error_set(err, -ENOMEM, "out of memory for a working set of %" PRIu64 " samples", n);
+            rc = error_set(err, -ENOMEM, "out of memory for a working set of %" PRIu64 " samples", n);
         else if (getrandom(ws->uuid, sizeof(ws->uuid), 0) != sizeof(ws->uuid))
-            code = error_set(err, -EIO, "the kernel gives no random bytes");
+            rc = error_set(err, -EIO, "the kernel gives no random bytes");
     }
-    if (code < 0) {
+    if (rc < 0) {
         wset_unref(ws);
-        return code;
+        return rc;
     }
     ws->index_fd = index_fd;
     ws->pinned_end = UINT64_MAX;
@@ -448,7 +448,7 @@ void wset_inherit(struct wset *ws, const struct wset *old)
     atomic_store(&ws->live->failed_samples, atomic_load(&old->live->failed_samples));
 }
 
-void wset_failure(struct wset *ws, uint64_t sample, int code, const char *message)
+void wset_failure(struct wset *ws, uint64_t sample, int rc, const char *message)
 {
     pthread_mutex_lock(&ws->failure_lock);
     if (ws->nfailures == ws->failures_cap && ws->nfailures < FAILURES_KEPT) {
@@ -465,7 +465,7 @@ void wset_failure(struct wset *ws, uint64_t sample, int code, const char *messag
     if (ws->nfailures < ws->failures_cap) {
         struct wset_failure *f = &ws->failures[ws->nfailures++];
         f->sample = sample;
-        f->code = code;
+        f->code = rc;
         snprintf(f->message, sizeof(f->message), "%s", message);
     }
     pthread_mutex_unlock(&ws->failure_lock);
@@ -491,18 +491,17 @@ int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err)
     char why[400] = "it could not be loaded (see the daemon's log)";
     pthread_mutex_lock(&ws->failure_lock);
     /* One past those that are kept: what all of them have in common is likely its reason, too. */
-    int code = ws->nfailures ? ws->failures[0].code : -EIO;
+    int rc = ws->nfailures ? ws->failures[0].code : -EIO;
     for (unsigned k = 0; k < ws->nfailures; k++) {
-        code = ws->failures[k].code == code ? code : -EIO;
+        rc = ws->failures[k].code == rc ? rc : -EIO;
         if (ws->failures[k].sample == sample) {
-            code = ws->failures[k].code;
+            rc = ws->failures[k].code;
             snprintf(why, sizeof(why), "%s", ws->failures[k].message);
             break;
         }
     }
     pthread_mutex_unlock(&ws->failure_lock);
-    return error_set(err, code, "sample %" PRIu64 " (%.*s): %s", sample, (int)MIN(len, (size_t)120), key,
-                     why);
+    return error_set(err, rc, "sample %" PRIu64 " (%.*s): %s", sample, (int)MIN(len, (size_t)120), key, why);
 }
 
 int wset_failure_any(struct wset *ws, struct leat_error *err)
@@ -514,8 +513,8 @@ int wset_failure_any(struct wset *ws, struct leat_error *err)
     pthread_mutex_unlock(&ws->failure_lock);
     if (!known)
         return error_set(err, -EIO, "%" PRIu64 " of %" PRIu64 " samples could not be loaded", failed, total);
-    int code = wset_failure_get(ws, sample, err);
-    return error_prefix(err, code, "%" PRIu64 " of %" PRIu64 " samples could not be loaded", failed, total);
+    int rc = wset_failure_get(ws, sample, err);
+    return error_prefix(err, rc, "%" PRIu64 " of %" PRIu64 " samples could not be loaded", failed, total);
 }
 
 /* Setting a bit twice (a host that was asked again) changes nothing; who sets the last one turns the sample resident. */
@@ -607,10 +606,10 @@ void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64
     bool whole = false;
     uint32_t whole_crc = 0;
     pthread_mutex_lock(&ws->straddle_lock);
-    int code = straddle_add(ws, i, f, part.bytes, &(struct piece){offset, bytes, crc}, &whole, &whole_crc);
+    int rc = straddle_add(ws, i, f, part.bytes, &(struct piece){offset, bytes, crc}, &whole, &whole_crc);
     pthread_mutex_unlock(&ws->straddle_lock);
-    if (code < 0) {
-        wset_failure(ws, i, code, "out of memory while it was put together");
+    if (rc < 0) {
+        wset_failure(ws, i, rc, "out of memory while it was put together");
         sample_failed(ws, i);
     } else if (whole) {
         part_complete(ws, i, f, part.bytes, whole_crc);

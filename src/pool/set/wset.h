@@ -179,7 +179,7 @@ bool wset_part_missing(struct wset *ws, uint64_t i, unsigned f);
 /* The same for streamed samples: the CRC is recorded the first time and compared afterwards: LEAT_CORRUPT. Whole parts only. */
 int wset_streamed(struct wset *ws, uint64_t i, unsigned f, uint32_t crc);
 /* Remembers why (the first 256 samples), for the message that a reader gets. */
-void wset_failure(struct wset *ws, uint64_t sample, int code, const char *message);
+void wset_failure(struct wset *ws, uint64_t sample, int rc, const char *message);
 /* A node is lost: samples with bytes on it turn LOST; it is back with them: RESIDENT again, unless another of theirs is lost.
  * Control loop; O(samples). */
 void wset_node_lost(struct wset *ws, uint32_t node);

@@ -153,9 +153,9 @@ static void send_error(struct http_request *req, unsigned status, const char *me
     http_send_copy(req, text ? text : "", text ? strlen(text) : 0);
 }
 
-static unsigned status_of(int code)
+static unsigned status_of(int rc)
 {
-    switch (code) {
+    switch (rc) {
     case LEAT_NOT_FOUND:
     case STORE_NO_BUCKET:
         return 404;

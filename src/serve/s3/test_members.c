@@ -116,7 +116,7 @@ static void test_no_archive(void **state)
     static const struct {
         const char *bytes;
         size_t len;
-        int code;
+        int rc;
         const char *why;
     } cases[] = {
         {"", 0, LEAT_INVALID, "neither"},
@@ -134,7 +134,7 @@ static void test_no_archive(void **state)
         struct leat_error err = {0};
         put(&file, cases[i].bytes, cases[i].len);
         struct members_archive a = archive(&file, 1);
-        assert_int_equal(members_find(m, &a, "x", &got, &err), cases[i].code);
+        assert_int_equal(members_find(m, &a, "x", &got, &err), cases[i].rc);
         assert_non_null(strstr(err.message, cases[i].why));
         close(file.fd);
     }

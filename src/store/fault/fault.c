@@ -130,9 +130,9 @@ static int enter(struct store_fault *f)
     bool fails = f->fail_nth && (f->calls == f->fail_nth || (f->fail_on && f->calls >= f->fail_nth));
     if (!fails)
         return 0;
-    int code = f->fail_code;
+    int rc = f->fail_code;
     pthread_mutex_unlock(&f->lock);
-    return code;
+    return rc;
 }
 
 static int leave(struct store_fault *f, int rc)
@@ -447,32 +447,32 @@ const struct store_io *store_fault_io(struct store_fault *f)
     return &f->io;
 }
 
-static void arm(struct store_fault *f, uint64_t nth, int code, bool on)
+static void arm(struct store_fault *f, uint64_t nth, int rc, bool on)
 {
     pthread_mutex_lock(&f->lock);
     f->calls = 0;
     f->fail_nth = nth;
-    f->fail_code = code;
+    f->fail_code = rc;
     f->fail_on = on;
     pthread_mutex_unlock(&f->lock);
 }
 
-void store_fault_fail(struct store_fault *f, uint64_t nth, int code)
+void store_fault_fail(struct store_fault *f, uint64_t nth, int rc)
 {
-    arm(f, nth, code, false);
+    arm(f, nth, rc, false);
 }
 
-void store_fault_unreadable(struct store_fault *f, const char *name_end, int code)
+void store_fault_unreadable(struct store_fault *f, const char *name_end, int rc)
 {
     pthread_mutex_lock(&f->lock);
     snprintf(f->unreadable, sizeof(f->unreadable), "%s", name_end ? name_end : "");
-    f->read_code = name_end ? code : 0;
+    f->read_code = name_end ? rc : 0;
     pthread_mutex_unlock(&f->lock);
 }
 
-void store_fault_fail_from(struct store_fault *f, uint64_t nth, int code)
+void store_fault_fail_from(struct store_fault *f, uint64_t nth, int rc)
 {
-    arm(f, nth, code, true);
+    arm(f, nth, rc, true);
 }
 
 uint64_t store_fault_calls(struct store_fault *f)

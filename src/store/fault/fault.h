@@ -18,13 +18,13 @@ void store_fault_free(struct store_fault *f);
 const struct store_io *store_fault_io(struct store_fault *f);
 
 /* Call number `nth` from now on (1: the next) fails with `code`; 0: none. Those that only read or close are not counted. */
-void store_fault_fail(struct store_fault *f, uint64_t nth, int code);
+void store_fault_fail(struct store_fault *f, uint64_t nth, int rc);
 /* From then on all such calls fail with `code`: a disk that died, or is full. */
-void store_fault_fail_from(struct store_fault *f, uint64_t nth, int code);
+void store_fault_fail_from(struct store_fault *f, uint64_t nth, int rc);
 uint64_t store_fault_calls(struct store_fault *f); /* since the last of these two */
 /* Opening and reading files whose name ends with this (at most 12 characters, such as an object's number) fails with `code`; those open already
  * too. NULL: none; "": all. */
-void store_fault_unreadable(struct store_fault *f, const char *name_end, int code);
+void store_fault_unreadable(struct store_fault *f, const char *name_end, int rc);
 /* Every other write is EINTR, the rest write a part only. */
 void store_fault_short(struct store_fault *f, bool on);
 /* The next flush of a file whose name has `what` in it ("objects/", "index/log") waits until store_fault_release; others continue.
