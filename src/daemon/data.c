@@ -84,8 +84,8 @@ static int data_written(struct net_serve_target *target, uint64_t first, uint32_
                 pushed_part(ws, i, f, &part, &records, &noted);
         }
     }
-    if (records.len && ws->pool->cluster)
-        nodes_ready(ws->pool->cluster, ws, &records);
+    if (records.len && ws->pool->nodes)
+        ws->pool->nodes->filled(ws->pool->cluster, ws, &records);
     bytes_out_fini(&records);
     wset_progressed(ws);
     return wset_written(ws) ? LEAT_STALE : 0;

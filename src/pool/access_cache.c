@@ -12,8 +12,8 @@
 
 #include "base/clock.h"
 #include "dataset/dataset.h"
-#include "pool/nodes/nodes_internal.h"
 #include "pool/pool_internal.h"
+#include "pool/set/wset.h"
 #include "pool/work.h"
 #include "wire/s3/s3.h"
 
@@ -70,7 +70,7 @@ static struct cached_access *known_add(struct pool *pool, uint32_t uid, const ch
 /* Not tried yet: what went well before stays behind it. */
 static void remember(struct pool *pool, const struct open_request *r, const char *spec)
 {
-    if (!pool->cluster || r->local || !access_signed(r->access))
+    if (!pool->nodes || r->local || !access_signed(r->access))
         return;
     struct cached_access *k = known_add(pool, r->uid, spec, r->access);
     if (k)
@@ -93,7 +93,7 @@ static void freshen(struct pool *pool, uint32_t uid, const char *spec, struct ac
 static void tell(struct pool *pool, struct cached_access *k)
 {
     k->told = access_version(k->access);
-    nodes_share_access_all(pool->cluster, k->uid, k->spec, k->access);
+    pool->nodes->share_access(pool->cluster, POOL_ALL_NODES, k->uid, k->spec, k->access);
 }
 
 /* k went well: it is what is known from here on. */
@@ -121,7 +121,7 @@ static void opened(struct pool *pool, struct cached_access *k, const struct wset
 
 void access_cache_opened(struct pool *pool, const struct open_request *r, struct wset *ws)
 {
-    if (!pool->cluster || r->local || !r->access)
+    if (!pool->nodes || r->local || !r->access)
         return;
     list_for_each_safe (node, &pool->access_cache) {
         struct cached_access *k = container_of(node, struct cached_access, node);
@@ -156,7 +156,7 @@ void access_cache_share(struct pool *pool, unsigned n)
     list_for_each (node, &pool->access_cache) {
         struct cached_access *k = container_of(node, struct cached_access, node);
         if (k->brought && k->opened)
-            nodes_share_access(pool->cluster, n, k->uid, k->spec, k->access);
+            pool->nodes->share_access(pool->cluster, n, k->uid, k->spec, k->access);
     }
 }
 
@@ -248,7 +248,7 @@ static int take_store(struct pool *pool, struct open_request *r, const struct da
                       struct leat_error *err)
 {
     int rc = 0;
-    if (pool->cluster || r->local)
+    if (pool->nodes || r->local)
         return error_set(
             err, LEAT_UNSUPPORTED,
             "%.200s: each node has a store of its own, and a set over several nodes cannot be of "

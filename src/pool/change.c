@@ -16,7 +16,6 @@
 #include "dataset/dataset.h"
 #include "leat/leat.h"
 #include "pool/source/access.h"
-#include "pool/nodes/nodes.h"
 #include "pool/work.h"
 #include "pool/set/wset.h"
 
@@ -50,7 +49,7 @@ static void placed(void *user, const struct leat_error *err)
 {
     struct change *ch = user;
     struct wset *ws = TAKE_PTR(ch->ws);
-    if (!err && ch->pool->cluster)
+    if (!err && ch->pool->nodes)
         ws->holding = true;
     else if (!err)
         pool_commit(ch->pool, ws);
@@ -147,8 +146,8 @@ static void built(struct work *work)
         change_end(ch, NULL, err);
         return;
     }
-    int rc = pool->cluster ? nodes_place(pool->cluster, ch->ws, 0, placed, ch)
-                           : pool_prepare(pool, ch->ws, 0, placed, ch);
+    int rc = pool->nodes ? pool->nodes->place(pool->cluster, ch->ws, 0, placed, ch)
+                         : pool_prepare(pool, ch->ws, 0, placed, ch);
     if (rc < 0) {
         error_set(err, rc, "out of memory");
         change_end(ch, NULL, err);

@@ -14,7 +14,6 @@
 #include "disk/disk.h"
 #include "leat/leat.h"
 #include "loop/loop.h"
-#include "pool/nodes/nodes.h"
 #include "pool/pool_internal.h"
 #include "pool/source/dataset_remote.h"
 #include "pool/set/wset.h"
@@ -116,10 +115,7 @@ static bool lacks_transient(struct wset *ws)
 /* A node that is away does not hear that the set ends: it would keep it under its name for good, and refuse the new one. */
 static bool all_hear(const struct pool *pool, const struct wset *ws)
 {
-    struct cluster_node_view view = {.connected = true};
-    for (unsigned n = 0; ws->nnodes && view.connected && n < cluster_nodes(pool->cluster); n++)
-        cluster_node(pool->cluster, n, &view);
-    return view.connected;
+    return ws->nnodes == 0 || pool->nodes->all_reachable(pool->cluster);
 }
 
 static void drop_to_reload(struct pool *pool, struct wset *ws)
@@ -279,7 +275,7 @@ static bool opening_place(struct opening *o)
         if (!first && r->opened && !r->append) /* the requester is still there */
             first = r;
     }
-    if (!pool->cluster || o->err.code || !first)
+    if (!pool->nodes || o->err.code || !first)
         return false;
     struct index index;
     if (index_map(o->index_fd, &index, NULL) < 0)
@@ -290,7 +286,7 @@ static bool opening_place(struct opening *o)
     if (known || set_new(pool, o, first, &o->placing, &o->err) < 0)
         return false;
     pool_evict_idle(pool, align_up(o->placing->index.header->address_end, 4096), false);
-    return nodes_place(pool->cluster, o->placing, first->pool_bytes, opening_placed, o) == 0;
+    return pool->nodes->place(pool->cluster, o->placing, first->pool_bytes, opening_placed, o) == 0;
 }
 
 /*
@@ -511,8 +507,8 @@ static int opening_join(struct pool *pool, struct open_request *r, struct leat_e
         dataset_spec_free(&spec);
         return rc;
     }
-    bool taken = pool->cluster &&
-                 (r->append ? nodes_append(pool->cluster, r) : nodes_open(pool->cluster, r, canonical));
+    bool taken = pool->nodes && (r->append ? pool->nodes->append(pool->cluster, r)
+                                           : pool->nodes->open(pool->cluster, r, canonical));
     if (taken) {
         free(canonical);
         dataset_spec_free(&spec);
@@ -565,7 +561,7 @@ void pool_open(struct pool *pool, struct open_request *r)
     }
     if (address_of(r->uri) == ADDRESS_SET && !r->append) {
         ws = pool_find_name(pool, r->uri + 7, r->uid, r->gid);
-        if (!ws && pool->cluster && nodes_open(pool->cluster, r, NULL))
+        if (!ws && pool->nodes && pool->nodes->open(pool->cluster, r, NULL))
             return;
         rc = !ws ? error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`",
                              r->uri + 7)
@@ -598,8 +594,8 @@ void openings_cancel(struct pool *pool)
 
 void pool_open_forget(struct pool *pool, void *user)
 {
-    if (pool->cluster)
-        nodes_open_forget(pool->cluster, user);
+    if (pool->nodes)
+        pool->nodes->open_forget(pool->cluster, user);
     changes_forget(pool, user);
     list_for_each (node, &pool->openings) {
         list_for_each (at, &container_of(node, struct opening, node)->requests) {

@@ -13,7 +13,6 @@
 #include "leat/leat.h"
 #include "loop/loop.h"
 #include "rpc/conn.h"
-#include "pool/nodes/nodes.h"
 #include "pool/pool_internal.h"
 #include "pool/region/prefault.h"
 #include "pool/work.h"
@@ -44,8 +43,8 @@ void wset_progressed(struct wset *ws)
 
 static void fill_ready(struct wset *ws, struct bytes_out *records)
 {
-    if (ws->pool->cluster)
-        nodes_ready(ws->pool->cluster, ws, records);
+    if (ws->pool->nodes)
+        ws->pool->nodes->filled(ws->pool->cluster, ws, records);
 }
 
 int pool_new(struct loop *loop, const struct pool_config *config, struct pool **ret_pool,
@@ -318,7 +317,7 @@ static void superseded_sweep(struct wset *ws)
     if (ws->holders == 0)
         pool_drop(ws->pool, ws, POOL_SWEEP);
     else
-        nodes_release(ws->pool->cluster, ws);
+        ws->pool->nodes->release(ws->pool->cluster, ws);
 }
 
 void pool_supersede(struct pool *pool, struct wset *ws)
@@ -337,8 +336,8 @@ void pool_lease(struct wset *ws)
 {
     ws->leases++;
     wset_ref(ws);
-    if (ws->pool->cluster)
-        nodes_retain(ws->pool->cluster, ws);
+    if (ws->pool->nodes)
+        ws->pool->nodes->retain(ws->pool->cluster, ws);
 }
 
 void pool_unlease(struct wset *ws)
@@ -358,8 +357,8 @@ void pool_sweep(struct pool *pool, uint32_t uid)
             continue;
         if (ws->holders == 0)
             pool_drop(pool, ws, POOL_SWEEP);
-        else if (pool->cluster) /* or two nodes would keep it for each other, for ever */
-            nodes_release(pool->cluster, ws);
+        else if (pool->nodes) /* or two nodes would keep it for each other, for ever */
+            pool->nodes->release(pool->cluster, ws);
     }
 }
 
@@ -387,8 +386,8 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
             atomic_store(&ws->leaving_bytes, bytes);
             atomic_fetch_add(&pool->leaving_bytes, bytes);
         }
-        if (pool->cluster)
-            nodes_forget(pool->cluster, ws, end != POOL_SWEEP, end == POOL_DROP_FORCE);
+        if (pool->nodes)
+            pool->nodes->forget(pool->cluster, ws, end != POOL_SWEEP, end == POOL_DROP_FORCE);
         wset_ref(ws);
         if (ws->replaces && ws->replaces->appender == ws)
             ws->replaces->appender = NULL;

@@ -66,6 +66,39 @@ struct open_request {
     uint64_t id;
 };
 
+/* Later, on the loop: the set is prepared (err NULL), or gone. */
+typedef void (*pool_prepared_fn)(void *user, const struct leat_error *err);
+
+/*
+ * What a pool asks of the other nodes that hold its sets: pool/nodes. Control loop, except `filled`. Sets of one node (ws->nnodes == 0)
+ * are passed, too, and ignored.
+ */
+#define POOL_ALL_NODES UINT32_MAX
+struct pool_nodes_ops {
+    /* An OPEN by canonical source, or by name (spec NULL), that another node answers: true: the request was taken. */
+    bool (*open)(struct cluster *cluster, struct open_request *request, const char *spec);
+    /* An APPEND that another node makes: true: the request was taken. */
+    bool (*append)(struct cluster *cluster, struct open_request *request);
+    /* The requests of this user are not called back any more. */
+    void (*open_forget)(struct cluster *cluster, const void *user);
+    /*
+     * Places ws, which no list has yet, over the live nodes, and commits it on all of them or none. Takes its first reference, also on
+     * failure. limit: bytes at most, 0: none. done: maybe at once. ws->replaces is the version before, whose hosts must be alive. -ENOMEM.
+     */
+    int (*place)(struct cluster *cluster, struct wset *ws, uint64_t limit, pool_prepared_fn done, void *user);
+    bool (*all_reachable)(const struct cluster *cluster);
+    /* The hosts keep ws for this node, until it is released or forgotten. */
+    void (*retain)(struct cluster *cluster, struct wset *ws);
+    void (*release)(struct cluster *cluster, struct wset *ws);
+    /* ws ended here. `end`: it was dropped by name, for all nodes. */
+    void (*forget)(struct cluster *cluster, struct wset *ws, bool end, bool force);
+    /* Pieces that this node has, as READY records. Any thread. May take the buffer. */
+    void (*filled)(struct cluster *cluster, struct wset *ws, struct bytes_out *records);
+    /* How user uid reads a source: to one node, or to POOL_ALL_NODES; those that are down are skipped. */
+    void (*share_access)(struct cluster *cluster, unsigned node, uint32_t uid, const char *spec,
+                         struct access *access);
+};
+
 struct pool {
     struct pool_config config;
     struct access_store store; /* ours; none before pool_store */
@@ -83,10 +116,12 @@ struct pool {
     struct list scans;        /* struct pool_scan.node */
     struct list access_cache; /* struct cached_access.node: what clients here brought, the last one first */
     unsigned naccess_cache;
-    unsigned working;        /* works whose thread runs */
-    unsigned indexing;       /* index threads that run */
-    unsigned verifying;      /* verifications under way */
-    struct cluster *cluster; /* NULL: this node alone */
+    unsigned working;   /* works whose thread runs */
+    unsigned indexing;  /* index threads that run */
+    unsigned verifying; /* verifications under way */
+    /* Set by cluster_new, until cluster_free; NULL: a single node. */
+    struct cluster *cluster;
+    const struct pool_nodes_ops *nodes;
     pthread_mutex_t rdma_lock;
     struct net_rdma_server
         *rdma; /* under rdma_lock; NULL: nobody asked for it, or it cannot be had: rdma_why */
@@ -135,9 +170,8 @@ void pool_create(struct pool *pool, struct open_request *request, int index_fd);
 /*
  * A set comes into being in two steps. Prepared: it has its memory here and all that can fail has been done, off the loop where it
  * takes long; nobody finds it by name. Committed: it is there, and the version that it replaces is gone, in one turn of the loop.
- * Takes the set's first reference, also on failure. done: later, on the loop; the set is prepared, or gone.
+ * Takes the set's first reference, also on failure.
  */
-typedef void (*pool_prepared_fn)(void *user, const struct leat_error *err); /* NULL: it is */
 int pool_prepare(struct pool *pool, struct wset *ws, uint64_t limit, pool_prepared_fn done, void *user);
 void pool_commit(struct pool *pool, struct wset *ws);
 

@@ -317,85 +317,6 @@ struct dial {
     void *user;
 };
 
-static void dial_free(struct dial *d);
-
-static const struct peer_ops link_ops = {.up = link_up, .down = link_down};
-
-int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_config *config,
-                struct cluster **ret_cluster, struct leat_error *err)
-{
-    assert(config->nnodes <= CLUSTER_NODES_MAX); /* config_finish has seen to that */
-    struct cluster *c = calloc(1, sizeof(*c));
-    if (!c)
-        return error_set(err, -ENOMEM, "out of memory");
-    c->loop = loop;
-    c->pool = pool;
-    c->config = *config;
-    c->self = UINT32_MAX;
-    while (c->incarnation == 0)
-        if (getrandom(&c->incarnation, sizeof(c->incarnation), 0) < 0)
-            c->incarnation = clock_now_ns() ^ (uint64_t)getpid() << 32;
-    list_init(&c->describing);
-    list_init(&c->dials);
-    list_init(&c->pending_installs);
-    int rc = 0;
-    for (unsigned n = 0; n < config->nnodes; n++) {
-        if (strcmp(config->nodes[n], config->self) == 0)
-            c->self = n;
-    }
-    if (c->self == UINT32_MAX)
-        rc = error_set(err, LEAT_INVALID,
-                       "nodes does not contain listen = %s: write it there as the other nodes do",
-                       config->self);
-    for (unsigned n = 0; rc == 0 && n < config->nnodes; n++) {
-        c->links[n].cluster = c;
-        list_init(&c->links[n].catchup_queue);
-        if (n == c->self)
-            continue;
-        struct peer_config pc = {
-            .address = config->nodes[n],
-            .answered = c->links[n].answered,
-            .rail = -1,
-            .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
-            .token = config->token,
-            .token_len = config->token_len,
-            .stay = true,
-            .ops = &link_ops,
-            .user = &c->links[n]};
-        rc = peer_new(loop, &pc, &c->links[n].peer);
-        if (rc < 0)
-            error_set(err, rc, "out of memory");
-    }
-    if (rc < 0) {
-        cluster_free(c);
-        return rc;
-    }
-    c->tick.fire = tick;
-    loop_timer_set(loop, &c->tick, clock_now_ns() + TICK_NS);
-    pool->cluster = c;
-    *ret_cluster = c;
-    return 0;
-}
-
-void cluster_free(struct cluster *c)
-{
-    if (!c)
-        return;
-    c->pool->cluster = NULL;
-    loop_timer_clear(&c->tick);
-    /* Whoever waits for an answer gets one, and frees what it has. */
-    for (unsigned n = 0; n < c->config.nnodes; n++) {
-        if (c->links[n].peer)
-            peer_fail(c->links[n].peer, -ECANCELED, "the daemon is ending");
-    }
-    for (unsigned n = 0; n < c->config.nnodes; n++)
-        peer_free(c->links[n].peer);
-    list_for_each_safe (node, &c->dials)
-        dial_free(container_of(node, struct dial, node));
-    nodes_end_pending_installs(c);
-    free(c);
-}
-
 unsigned cluster_nodes(const struct cluster *c)
 {
     return c->config.nnodes;
@@ -413,6 +334,15 @@ void cluster_node(const struct cluster *c, unsigned n, struct cluster_node_view 
         .cap_bytes = self ? c->pool->budget.cap_bytes : link->cap_bytes,
         .used_bytes = self ? atomic_load(&c->pool->budget.used_bytes) : link->used_bytes,
     };
+}
+
+static bool all_reachable(const struct cluster *c)
+{
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (n != c->self && !cluster_is_up(c, n))
+            return false;
+    }
+    return true;
 }
 
 /* --- who fills what is told -------------------------------------------------------------------------------------- */
@@ -465,7 +395,7 @@ void nodes_send_records(struct cluster *c, struct wset *ws, unsigned n, const vo
     bytes_out_fini(&body);
 }
 
-void nodes_ready(struct cluster *c, struct wset *ws, struct bytes_out *records)
+static void nodes_ready(struct cluster *c, struct wset *ws, struct bytes_out *records)
 {
     struct ready_post *p = records->failed ? NULL : malloc(sizeof(*p));
     if (p) {
@@ -599,7 +529,7 @@ static void describe_next(struct describing *d)
         describe_next(d);
 }
 
-bool nodes_open(struct cluster *c, struct open_request *r, const char *spec)
+static bool nodes_open(struct cluster *c, struct open_request *r, const char *spec)
 {
     if (r->local || (spec && coordinator(c, spec, 0) == c->self))
         return false;
@@ -626,7 +556,7 @@ static unsigned append_node(const struct cluster *c, const struct wset *ws)
     return c->self;
 }
 
-bool nodes_append(struct cluster *c, struct open_request *r)
+static bool nodes_append(struct cluster *c, struct open_request *r)
 {
     const struct wset *ws = pool_find_name(c->pool, r->name, r->uid, r->gid);
     unsigned n = ws ? append_node(c, ws) : UINT32_MAX;
@@ -639,7 +569,7 @@ bool nodes_append(struct cluster *c, struct open_request *r)
     return true;
 }
 
-void nodes_open_forget(struct cluster *c, const void *user)
+static void nodes_open_forget(struct cluster *c, const void *user)
 {
     list_for_each (node, &c->describing) {
         struct describing *d = container_of(node, struct describing, node);
@@ -659,7 +589,7 @@ void nodes_send_forget(struct cluster *c, const struct wset *ws, unsigned n, boo
     bytes_out_fini(&body);
 }
 
-void nodes_forget(struct cluster *c, struct wset *ws, bool end, bool force)
+static void nodes_forget(struct cluster *c, struct wset *ws, bool end, bool force)
 {
     for (unsigned n = 0; ws->nnodes && n < c->config.nnodes; n++) {
         if (n != c->self)
@@ -667,7 +597,7 @@ void nodes_forget(struct cluster *c, struct wset *ws, bool end, bool force)
     }
 }
 
-void nodes_release(struct cluster *c, struct wset *ws)
+static void nodes_release(struct cluster *c, struct wset *ws)
 {
     if (ws->nnodes == 0 || !ws->holding)
         return;
@@ -675,7 +605,7 @@ void nodes_release(struct cluster *c, struct wset *ws)
     nodes_forget(c, ws, false, false);
 }
 
-void nodes_retain(struct cluster *c, struct wset *ws)
+static void nodes_retain(struct cluster *c, struct wset *ws)
 {
     if (ws->nnodes == 0 || ws->holding)
         return;
@@ -813,4 +743,95 @@ int cluster_dial(struct cluster *c, struct wset *ws, uint32_t node, uint32_t rai
     }
     list_push_back(&c->dials, &d->node);
     return 0;
+}
+
+/* --- start and stop ---------------------------------------------------------------------------------------------------- */
+
+static const struct pool_nodes_ops nodes_ops = {.open = nodes_open,
+                                                .append = nodes_append,
+                                                .open_forget = nodes_open_forget,
+                                                .place = nodes_place,
+                                                .all_reachable = all_reachable,
+                                                .retain = nodes_retain,
+                                                .release = nodes_release,
+                                                .forget = nodes_forget,
+                                                .filled = nodes_ready,
+                                                .share_access = nodes_share_access};
+static const struct peer_ops link_ops = {.up = link_up, .down = link_down};
+
+int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_config *config,
+                struct cluster **ret_cluster, struct leat_error *err)
+{
+    assert(config->nnodes <= CLUSTER_NODES_MAX); /* config_finish has seen to that */
+    struct cluster *c = calloc(1, sizeof(*c));
+    if (!c)
+        return error_set(err, -ENOMEM, "out of memory");
+    c->loop = loop;
+    c->pool = pool;
+    c->config = *config;
+    c->self = UINT32_MAX;
+    while (c->incarnation == 0)
+        if (getrandom(&c->incarnation, sizeof(c->incarnation), 0) < 0)
+            c->incarnation = clock_now_ns() ^ (uint64_t)getpid() << 32;
+    list_init(&c->describing);
+    list_init(&c->dials);
+    list_init(&c->pending_installs);
+    int rc = 0;
+    for (unsigned n = 0; n < config->nnodes; n++) {
+        if (strcmp(config->nodes[n], config->self) == 0)
+            c->self = n;
+    }
+    if (c->self == UINT32_MAX)
+        rc = error_set(err, LEAT_INVALID,
+                       "nodes does not contain listen = %s: write it there as the other nodes do",
+                       config->self);
+    for (unsigned n = 0; rc == 0 && n < config->nnodes; n++) {
+        c->links[n].cluster = c;
+        list_init(&c->links[n].catchup_queue);
+        if (n == c->self)
+            continue;
+        struct peer_config pc = {
+            .address = config->nodes[n],
+            .answered = c->links[n].answered,
+            .rail = -1,
+            .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
+            .token = config->token,
+            .token_len = config->token_len,
+            .stay = true,
+            .ops = &link_ops,
+            .user = &c->links[n]};
+        rc = peer_new(loop, &pc, &c->links[n].peer);
+        if (rc < 0)
+            error_set(err, rc, "out of memory");
+    }
+    if (rc < 0) {
+        cluster_free(c);
+        return rc;
+    }
+    c->tick.fire = tick;
+    loop_timer_set(loop, &c->tick, clock_now_ns() + TICK_NS);
+    pool->cluster = c;
+    pool->nodes = &nodes_ops;
+    *ret_cluster = c;
+    return 0;
+}
+
+void cluster_free(struct cluster *c)
+{
+    if (!c)
+        return;
+    c->pool->cluster = NULL;
+    c->pool->nodes = NULL;
+    loop_timer_clear(&c->tick);
+    /* Whoever waits for an answer gets one, and frees what it has. */
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (c->links[n].peer)
+            peer_fail(c->links[n].peer, -ECANCELED, "the daemon is ending");
+    }
+    for (unsigned n = 0; n < c->config.nnodes; n++)
+        peer_free(c->links[n].peer);
+    list_for_each_safe (node, &c->dials)
+        dial_free(container_of(node, struct dial, node));
+    nodes_end_pending_installs(c);
+    free(c);
 }

@@ -33,6 +33,7 @@ struct cluster_config {
     size_t token_len;
 };
 
+/* The pool asks it from now on, by pool_nodes_ops. Control loop. LEAT_INVALID, -ENOMEM. */
 int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_config *config,
                 struct cluster **ret_cluster, struct leat_error *err);
 void cluster_free(struct cluster *cluster); /* NULL is fine */
@@ -43,24 +44,7 @@ static inline bool cluster_refused(int rc)
     return rc == LEAT_STALE || rc == LEAT_DENIED || rc == LEAT_BUSY;
 }
 
-/* An OPEN by source or name that another node coordinates, or may know: true when the request was taken. */
-bool nodes_open(struct cluster *cluster, struct open_request *request, const char *canonical_spec);
-/* The requester is gone. */
-void nodes_open_forget(struct cluster *cluster, const void *user);
-/* An APPEND to a set that another node is to lengthen, or may know: true when the request was taken. */
-bool nodes_append(struct cluster *cluster, struct open_request *request);
-/* Places ws (not on any list yet; its first reference is taken, also on failure) over the live nodes, and commits it on all of them
- * or none. done: on the loop, maybe at once; NULL: it is there. ws->replaces is the version before, whose hosts must be alive. */
-typedef pool_prepared_fn nodes_placed_fn;
-int nodes_place(struct cluster *cluster, struct wset *ws, uint64_t limit, nodes_placed_fn done, void *user);
-/* Nobody here uses ws any more; it stays for those who hold it here. Somebody does again. */
-void nodes_release(struct cluster *cluster, struct wset *ws);
-void nodes_retain(struct cluster *cluster, struct wset *ws);
-/* The set is gone from this node: hosts are told. `end`: it was dropped by name, for all. */
-void nodes_forget(struct cluster *cluster, struct wset *ws, bool end, bool force);
-/* Pieces that this node filled, as proto READY records; any thread. Takes the buffer. */
-struct bytes_out;
-void nodes_ready(struct cluster *cluster, struct wset *ws, struct bytes_out *records);
+/* One piece for pool_nodes_ops.filled. */
 void nodes_ready_record(struct bytes_out *out, uint64_t sample, uint32_t field, uint32_t crc, uint64_t offset,
                         uint64_t bytes, int status);
 /* An authenticated data connection to a node of ws, for a client: done(user, fd or -errno, message) later. By one rail of it, from our

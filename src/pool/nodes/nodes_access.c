@@ -82,10 +82,12 @@ void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char 
     bytes_out_fini(&body);
 }
 
-void nodes_share_access_all(struct cluster *c, uint32_t uid, const char *spec, struct access *access)
+void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access)
 {
-    for (unsigned n = 0; n < c->config.nnodes; n++)
-        nodes_share_access(c, n, uid, spec, access);
+    for (unsigned k = 0; k < c->config.nnodes; k++) {
+        if (n == k || n == POOL_ALL_NODES)
+            nodes_share_access(c, k, uid, spec, access);
+    }
 }
 
 int nodes_on_access(struct cluster *c, struct client *client, struct conn_message *m)

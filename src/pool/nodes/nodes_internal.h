@@ -95,9 +95,11 @@ int nodes_seal_access(struct cluster *c, unsigned n, struct access *access, cons
 /* What a node sent us so; the reference is the caller's. LEAT_CORRUPT: it ends the connection. */
 int nodes_unseal_access(struct client *client, const void *aad, size_t aad_len, const void *sealed,
                         size_t len, struct access **ret_access);
-/* How a user reads a source: to one node that is up, to all of them. Nothing when there are no credentials in it. */
+/* pool_nodes_ops.place and .share_access. */
+int nodes_place(struct cluster *c, struct wset *ws, uint64_t limit, pool_prepared_fn done, void *user);
 void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access);
-void nodes_share_access_all(struct cluster *c, uint32_t uid, const char *spec, struct access *access);
+/* How a user reads a source: to one node that is up. Nothing when there are no credentials in it. */
+void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access);
 int nodes_on_access(struct cluster *c, struct client *client, struct conn_message *m);
 int cluster_refuse(struct client *client, uint16_t type, uint64_t id, const struct leat_error *err);
 int cluster_accept(struct client *client, uint16_t type, uint64_t id);

@@ -26,7 +26,7 @@ struct placing {
     struct cluster *cluster;
     struct wset *ws; /* a reference */
     uint64_t limit;
-    nodes_placed_fn done;
+    pool_prepared_fn done;
     void *user;
     unsigned waiting;
     uint64_t free_bytes[CLUSTER_NODES_MAX];
@@ -341,7 +341,7 @@ static void offered(void *user, struct peer_reply *reply)
         offers_complete(p);
 }
 
-int nodes_place(struct cluster *c, struct wset *ws, uint64_t limit, nodes_placed_fn done, void *user)
+int nodes_place(struct cluster *c, struct wset *ws, uint64_t limit, pool_prepared_fn done, void *user)
 {
     struct placing *p = calloc(1, sizeof(*p));
     if (!p) {
