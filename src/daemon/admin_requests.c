@@ -68,7 +68,7 @@ int requests_query(struct client *c, struct conn_message *m)
         return requests_refuse(c, &m->frame, &err);
     struct bytes_out body = {0};
     bytes_put_str(&body, text);
-    conn_send(c->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
+    conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
     return 0;
 }
@@ -102,7 +102,7 @@ int requests_drop(struct client *c, struct conn_message *m)
     }
     if (flags & LEAT_DROP_FORCE) {
         pool_drop(c->server->pool, ws, POOL_DROP_FORCE);
-        conn_send(c->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, NULL, 0);
+        conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, NULL, 0);
         return 0;
     }
     struct pending *p = pending_new(c, &m->frame, ws, PENDING_DROP, &err);
@@ -133,7 +133,7 @@ int requests_stop(struct client *c, struct conn_message *m)
                   s->nclients - 1, s->nclients == 2 ? "" : "es", s->nclients == 2 ? "s" : "");
         return requests_refuse(c, &m->frame, &err);
     }
-    conn_send(c->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, NULL, 0);
+    conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, NULL, 0);
     log_info("stopped by pid %d", c->pid);
     loop_stop(s->loop);
     return 0;
@@ -158,7 +158,7 @@ static void verify_progress(void *user, uint64_t done, uint64_t total)
     bytes_put_u64(&body, total);
     bytes_put_u64(&body, 0);
     bytes_put_u64(&body, 0);
-    conn_send(c->conn, PROTO_EVENT, PROTO_PROGRESS, v->id, 0, &body, NULL, 0);
+    conn_send(c->session.conn, PROTO_EVENT, PROTO_PROGRESS, v->id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
 }
 
@@ -171,12 +171,12 @@ static void verify_done(void *user, const struct verify_result *result)
         c->nverifying--;
     if (c && result->status < 0) {
         error_set(&err, result->status, "%s", result->first_bad);
-        conn_send_error(c->conn, v->type, v->id, &err);
+        conn_send_error(c->session.conn, v->type, v->id, &err);
     } else if (c) {
         struct bytes_out body = {0};
         bytes_put_u64(&body, result->bad);
         bytes_put_str(&body, result->first_bad);
-        conn_send(c->conn, PROTO_REPLY, v->type, v->id, 0, &body, NULL, 0);
+        conn_send(c->session.conn, PROTO_REPLY, v->type, v->id, 0, &body, NULL, 0);
         bytes_out_fini(&body);
     }
     free(v);
@@ -200,7 +200,7 @@ int requests_verify(struct client *c, struct conn_message *m)
     struct verifying *v = malloc(sizeof(*v));
     int rc = -ENOMEM;
     if (v) {
-        *v = (struct verifying){c->server->pool, c->serial, m->frame.id, m->frame.type};
+        *v = (struct verifying){c->server->pool, c->session.serial, m->frame.id, m->frame.type};
         rc = verify_start(c->server->pool, ws, flags & LEAT_VERIFY_SOURCE, verify_progress, verify_done, v);
     }
     if (rc < 0) {

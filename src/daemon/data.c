@@ -209,7 +209,7 @@ struct client *client_alive(struct pool *pool, uint64_t serial)
         return NULL;
     list_for_each (node, &s->clients) {
         struct client *c = container_of(node, struct client, node);
-        if (c->serial == serial)
+        if (c->session.serial == serial)
             return c;
     }
     return NULL;
@@ -224,10 +224,10 @@ static void brokered(void *user, int fd, const char *message)
     if (c)
         c->ndialing--;
     if (c && fd >= 0) {
-        conn_send(c->conn, PROTO_REPLY, b->type, b->id, 0, NULL, &fd, 1);
+        conn_send(c->session.conn, PROTO_REPLY, b->type, b->id, 0, NULL, &fd, 1);
     } else if (c) {
         error_set(&err, cluster_refused(fd) ? fd : LEAT_PEER_GONE, "node %s: %s", b->node, message);
-        conn_send_error(c->conn, b->type, b->id, &err);
+        conn_send_error(c->session.conn, b->type, b->id, &err);
     }
     if (fd >= 0)
         close(fd);
@@ -249,7 +249,8 @@ static int broker_dial(struct client *c, struct wset *ws, uint32_t node, uint32_
     struct brokering *b = malloc(sizeof(*b));
     int rc = -ENOMEM;
     if (b) {
-        *b = (struct brokering){.pool = c->server->pool, .client = c->serial, .type = f->type, .id = f->id};
+        *b = (struct brokering){
+            .pool = c->server->pool, .client = c->session.serial, .type = f->type, .id = f->id};
         snprintf(b->node, sizeof(b->node), "%s", ws->nodes[node].address);
         c->ndialing++;
         rc = cluster_dial(c->server->pool->cluster, ws, node, rail, c->uid, c->gid, brokered, b);
@@ -297,7 +298,7 @@ int requests_broker(struct client *c, struct conn_message *m)
         error_sys(&err, rc, "cannot make a data connection");
         return requests_refuse(c, &m->frame, &err);
     }
-    conn_send(c->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, fds, 1);
+    conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, fds, 1);
     close(fds[0]);
     return 0;
 }

@@ -26,12 +26,12 @@
 static void reply(struct client *c, uint16_t type, uint64_t id, const struct bytes_out *body, const int *fds,
                   unsigned nfds)
 {
-    conn_send(c->conn, PROTO_REPLY, type, id, 0, body, fds, nfds);
+    conn_send(c->session.conn, PROTO_REPLY, type, id, 0, body, fds, nfds);
 }
 
 int requests_refuse(struct client *c, const struct proto_frame *f, const struct leat_error *err)
 {
-    conn_send_error(c->conn, f->type, f->id, err);
+    conn_send_error(c->session.conn, f->type, f->id, err);
     return 0;
 }
 
@@ -146,7 +146,7 @@ struct pending *pending_new(struct client *c, const struct proto_frame *f, struc
 
 void pending_refuse(struct pending *p, const struct leat_error *err)
 {
-    conn_send_error(p->client->conn, p->type, p->id, err);
+    conn_send_error(p->client->session.conn, p->type, p->id, err);
     pending_free(p);
 }
 
@@ -295,7 +295,7 @@ void requests_revoked(struct server *s, struct wset *ws)
             struct bytes_out body = {0};
             bytes_put_u64(&body, c->handles[k].id);
             bytes_put_u32(&body, atomic_load(&ws->live->generation));
-            conn_send(c->conn, PROTO_EVENT, PROTO_REVOKED, 0, 0, &body, NULL, 0);
+            conn_send(c->session.conn, PROTO_EVENT, PROTO_REVOKED, 0, 0, &body, NULL, 0);
             bytes_out_fini(&body);
         }
     }
@@ -310,7 +310,7 @@ static void send_ws(struct client *c, uint16_t type, uint64_t id, struct wset *w
     struct proto_ws m = {0};
     struct bytes_out body = {0};
     if (handle_add(c, ws, &m.ws, &err) < 0) {
-        conn_send_error(c->conn, type, id, &err);
+        conn_send_error(c->session.conn, type, id, &err);
         return;
     }
     memcpy(m.uuid, ws->uuid, PROTO_UUID);
@@ -356,7 +356,7 @@ static void opened(struct open_request *r, struct wset *ws, const struct leat_er
     if (ws)
         send_ws(c, r->type, r->id, ws);
     else
-        conn_send_error(c->conn, r->type, r->id, err);
+        conn_send_error(c->session.conn, r->type, r->id, err);
 }
 
 static void open_progress(struct open_request *r, uint64_t samples, uint64_t bytes)
@@ -368,7 +368,7 @@ static void open_progress(struct open_request *r, uint64_t samples, uint64_t byt
     bytes_put_u64(&body, 0);
     bytes_put_u64(&body, bytes);
     bytes_put_u64(&body, 0);
-    conn_send(c->conn, PROTO_EVENT, PROTO_PROGRESS, r->id, 0, &body, NULL, 0);
+    conn_send(c->session.conn, PROTO_EVENT, PROTO_PROGRESS, r->id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
 }
 
@@ -424,7 +424,7 @@ static void created(struct open_request *r, struct wset *ws, const struct leat_e
     if (ws)
         reply(c, r->type, r->id, NULL, NULL, 0);
     else
-        conn_send_error(c->conn, r->type, r->id, err);
+        conn_send_error(c->session.conn, r->type, r->id, err);
 }
 
 static int on_create(struct client *c, struct conn_message *m)

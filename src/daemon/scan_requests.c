@@ -124,7 +124,7 @@ int requests_scan(struct client *c, struct conn_message *m)
     struct bytes_out body = {0};
     bytes_put_u64(&body, s->id);
     bytes_put_u64(&body, window->bytes);
-    conn_send(c->conn, PROTO_REPLY, PROTO_SCAN, m->frame.id, 0, &body, (int[]){window->fd_ro}, 1);
+    conn_send(c->session.conn, PROTO_REPLY, PROTO_SCAN, m->frame.id, 0, &body, (int[]){window->fd_ro}, 1);
     bytes_out_fini(&body);
     return 0;
 }
@@ -147,7 +147,7 @@ static void scan_answer(struct client_scan *s)
     struct bytes_out body = {0};
     proto_scanned_put(&body, &m);
     free(m.objects);
-    conn_send(s->client->conn, PROTO_REPLY, PROTO_SCAN_NEXT, asked.id, 0, &body, NULL, 0);
+    conn_send(s->client->session.conn, PROTO_REPLY, PROTO_SCAN_NEXT, asked.id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
 }
 

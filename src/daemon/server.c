@@ -108,7 +108,7 @@ static void client_free(struct client *c)
     requests_client_gone(c);
     credits_client_gone(c);
     if (c->is_peer && s->pool->cluster)
-        nodes_client_gone(s->pool->cluster, c);
+        nodes_session_closed(s->pool->cluster, &c->session);
     bool counted = c->is_unix && c->ready;
     uint32_t uid = c->uid;
     if (c->over_limit)
@@ -121,12 +121,12 @@ static void client_free(struct client *c)
     if (!c->is_unix && !c->proved)
         preauth_leave(s);
     loop_timer_clear(&c->handshake);
-    conn_free(c->conn);
+    conn_free(c->session.conn);
     user_unref(c->user);
     list_remove(&c->node);
     source_groups_unref(c->groups);
-    net_auth_fini(&c->auth);
-    net_seal_fini(&c->seal);
+    net_auth_fini(&c->session.auth);
+    net_seal_fini(&c->session.seal);
     free(c->handles);
     free(c);
     if (!counted)
@@ -149,7 +149,7 @@ static void client_name(const struct client *c, char ret[96])
     char host[NI_MAXHOST], port[NI_MAXSERV];
     if (c->is_unix)
         snprintf(ret, 96, "pid %d, uid %u", c->pid, c->uid);
-    else if (getpeername(conn_fd(c->conn), (struct sockaddr *)&far, &len) == 0 &&
+    else if (getpeername(conn_fd(c->session.conn), (struct sockaddr *)&far, &len) == 0 &&
              getnameinfo((struct sockaddr *)&far, len, host, sizeof(host), port, sizeof(port),
                          NI_NUMERICHOST | NI_NUMERICSERV) == 0)
         snprintf(ret, 96, "%.70s port %.10s", host, port);
@@ -177,7 +177,7 @@ static void client_complain(struct client *c, const char *why)
 static void client_too_much(struct client *c)
 {
     char most[SIZE_TEXT_MAX];
-    if (!conn_over_budget(c->conn)) {
+    if (!conn_over_budget(c->session.conn)) {
         client_complain(c, "does not read its answers");
         return;
     }
@@ -216,7 +216,7 @@ static int handshake_refuse(struct client *c, uint16_t type, uint64_t id, const 
 {
     c->refused = true;
     c->server->rejected += !c->over_limit; /* that one was counted when it came */
-    conn_send_error(c->conn, type, id, err);
+    conn_send_error(c->session.conn, type, id, err);
     loop_timer_set(c->server->loop, &c->handshake, clock_now_ns() + REFUSED_NS);
     return 0;
 }
@@ -288,7 +288,7 @@ static void reply_welcome(struct client *c, uint16_t type, uint64_t id, const st
 {
     struct bytes_out body = {0};
     proto_welcome_put(&body, w);
-    conn_send(c->conn, PROTO_REPLY, type, id, 0, &body, NULL, 0);
+    conn_send(c->session.conn, PROTO_REPLY, type, id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
 }
 
@@ -312,9 +312,9 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
     welcome_fill(c, &w);
     struct bytes_out body = {0};
     proto_welcome_put(&body, &w);
-    int fd = body.failed ? -ENOMEM : conn_release_fd(c->conn);
+    int fd = body.failed ? -ENOMEM : conn_release_fd(c->session.conn);
     if (fd >= 0) {
-        c->conn = NULL;
+        c->session.conn = NULL;
         int rc = net_frame_send(fd, PROTO_REPLY, type, id, &body, NULL, 0, clock_now_ns() + NS_PER_S);
         if (rc == 0)
             rc = data_serve(s, target, fd);
@@ -345,7 +345,7 @@ static int handshake_unix(struct client *c, struct conn_message *m)
     if (c->hello.role != PROTO_ROLE_CONTROL)
         return LEAT_CORRUPT;
     c->ready = true;
-    conn_trust(c->conn);
+    conn_trust(c->session.conn);
     loop_timer_clear(&c->handshake);
     c->server->nclients++;
     welcome_fill(c, &w);
@@ -358,7 +358,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
 {
     struct proto_welcome w = {0};
     if (m->frame.type == PROTO_HELLO) {
-        int rc = net_auth_server_hello(&c->auth, m->body, m->frame.body_bytes, &c->hello, &w);
+        int rc = net_auth_server_hello(&c->session.auth, m->body, m->frame.body_bytes, &c->hello, &w);
         if (rc < 0)
             return rc;
         if (!version_spoken(&c->hello))
@@ -367,7 +367,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         return 0;
     }
     int rc = m->frame.type == PROTO_PROOF
-                 ? net_auth_server_proof(&c->auth, m->body, m->frame.body_bytes, c->proof)
+                 ? net_auth_server_proof(&c->session.auth, m->body, m->frame.body_bytes, c->proof)
                  : LEAT_CORRUPT;
     if (rc < 0) {
         struct leat_error err;
@@ -378,7 +378,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
     }
     c->proved = true;
     preauth_leave(c->server);
-    peer_socket_watch(conn_fd(c->conn));
+    peer_socket_watch(conn_fd(c->session.conn));
     c->uid = c->hello.acting_uid;
     c->gid = c->hello.acting_gid;
     if (c->hello.role == PROTO_ROLE_DATA)
@@ -393,7 +393,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
     }
     c->server->npeers++;
     c->ready = c->is_peer = true;
-    conn_trust(c->conn);
+    conn_trust(c->session.conn);
     loop_timer_clear(&c->handshake);
     welcome_fill(c, &w);
     reply_welcome(c, PROTO_PROOF, m->frame.id, &w);
@@ -408,7 +408,7 @@ static int client_message(struct conn *conn, struct conn_message *message)
     c->requests++;
     c->server->requests++;
     if (c->is_peer)
-        return cluster_message(c->server->pool->cluster, c, message);
+        return cluster_message(c->server->pool->cluster, &c->session, message);
     if (message->frame.kind != PROTO_REQUEST)
         return LEAT_CORRUPT;
     if (c->ready)
@@ -511,9 +511,9 @@ static bool client_admit(struct server *s, struct client *c)
 /* Who is at the other end of the unix socket, as the kernel says. */
 static int client_identify(struct server *s, struct client *c)
 {
-    int rc = conn_credentials(c->conn, &c->uid, &c->gid, &c->pid);
+    int rc = conn_credentials(c->session.conn, &c->uid, &c->gid, &c->pid);
     if (rc == 0 && s->pool->config.opener.system) {
-        rc = source_groups_of(conn_fd(c->conn), &c->groups);
+        rc = source_groups_of(conn_fd(c->session.conn), &c->groups);
         if (rc < 0)
             log_error_limited(
                 "closed a connection (pid %d, uid %u): cannot find out its groups (%s). A system "
@@ -543,30 +543,29 @@ static void accept_one(struct server *s, int listener, bool is_unix)
                          .pid = -1,
                          .uid = UINT32_MAX,
                          .gid = UINT32_MAX,
-                         .peer_node = UINT32_MAX};
-    c->serial = ++s->serials;
+                         .session = {.serial = ++s->serials, .node = RPC_NODE_UNKNOWN}};
     list_init(&c->pendings);
     list_init(&c->fetches);
     list_init(&c->reports);
     list_init(&c->scans);
     list_init(&c->node);
-    net_auth_init(&c->auth, s->config.token, s->config.token_len);
+    net_auth_init(&c->session.auth, s->config.token, s->config.token_len);
     static const struct conn_limits preauth = {
         .out_bytes = HANDSHAKE_OUT, .body_bytes = HANDSHAKE_BODY, .no_fds = true};
-    if (conn_new(s->loop, fd, &client_ops, c, &preauth, &c->conn) < 0) {
+    if (conn_new(s->loop, fd, &client_ops, c, &preauth, &c->session.conn) < 0) {
         fdpass_hang_up(fd, c->uid);
         free(c);
         return;
     }
     if ((is_unix && client_identify(s, c) < 0) || !client_admit(s, c)) {
-        conn_free(c->conn);
+        conn_free(c->session.conn);
         user_unref(c->user);
         source_groups_unref(c->groups);
         free(c);
         return;
     }
     if (c->user)
-        conn_share_budget(c->conn, &c->user->budget);
+        conn_share_budget(c->session.conn, &c->user->budget);
     c->handshake.fire = handshake_late;
     loop_timer_set(s->loop, &c->handshake, clock_now_ns() + (c->over_limit ? OVER_LIMIT_NS : HANDSHAKE_NS));
     list_push_back(&s->clients, &c->node);

@@ -5,9 +5,7 @@
 
 #include "loop/loop.h"
 #include "rpc/addresses.h"
-#include "rpc/auth.h"
-#include "rpc/seal.h"
-#include "rpc/conn.h"
+#include "rpc/session.h"
 #include "daemon/server.h"
 
 #include <sys/socket.h>
@@ -91,16 +89,14 @@ struct credits;
 struct client {
     struct list node; /* server.clients */
     struct server *server;
-    struct conn *conn;
+    struct rpc_session session;
     bool is_unix, ready; /* ready: handshake done */
     bool over_limit;
     bool refused;                /* it was told why, and is heard no more */
     bool proved;                 /* TCP: has shown the token */
     struct loop_timer handshake; /* until then */
     uint64_t came_ns;
-    struct net_auth auth;
-    uint8_t proof[32];    /* of ours, for a client of TCP that gave its own */
-    struct net_seal seal; /* of a peer */
+    uint8_t proof[32]; /* of ours, for a client of TCP that gave its own */
     struct proto_hello hello;
     uint32_t uid, gid;
     struct source_groups *groups; /* of a system daemon's client on the unix socket; else NULL */
@@ -114,12 +110,10 @@ struct client {
     unsigned nreports;
     struct list scans; /* scan_requests.c: struct client_scan */
     unsigned npendings, nfetches, nopening, nverifying, ndialing;
-    uint64_t serial; /* unique: what callbacks that may come too late remember */
     uint64_t requests;
     struct credits *credits; /* NULL: it asked for none */
     unsigned credit_slot;
-    bool is_peer;       /* another node */
-    uint32_t peer_node; /* which, once it said so; UINT32_MAX before */
+    bool is_peer; /* another node */
 };
 
 #define CLIENT_HANDLES_MAX  4096u

@@ -18,10 +18,9 @@
 #include "pool/pool.h"
 
 struct cluster;
-struct client;
 struct conn_message;
 struct loop;
-struct server;
+struct rpc_session;
 
 #define CLUSTER_NODES_MAX 64u /* holders are a bit mask */
 
@@ -54,10 +53,10 @@ typedef void (*cluster_dialed_fn)(void *user, int fd, const char *message);
 int cluster_dial(struct cluster *cluster, struct wset *ws, uint32_t node, uint32_t rail, uint32_t uid,
                  uint32_t gid, cluster_dialed_fn done, void *user);
 
-/* A message on a connection that another node made to us. 0 or -errno (the connection is closed). */
-int cluster_message(struct cluster *cluster, struct client *client, struct conn_message *message);
-/* That connection ended. */
-void nodes_client_gone(struct cluster *cluster, struct client *client);
+/* A message of another node, on a connection that it made. Control loop. 0; -errno: the caller closes the connection. */
+int cluster_message(struct cluster *cluster, struct rpc_session *session, struct conn_message *message);
+/* The connection ended, before its conn is freed: nothing here refers to the session afterwards. */
+void nodes_session_closed(struct cluster *cluster, struct rpc_session *session);
 
 /* For status. */
 struct cluster_node_view {

@@ -17,7 +17,6 @@
 #include "leat/leat.h"
 #include "pool/source/access.h"
 #include "pool/pool_internal.h"
-#include "daemon/server_internal.h"
 
 /* Tells `text` of what is sealed beside it: an access is worth nothing for another source or user. */
 static void head_put(struct bytes_out *body, uint32_t uid, const char *spec)
@@ -39,12 +38,12 @@ int nodes_seal_access(struct cluster *c, unsigned n, struct access *access, cons
     return rc;
 }
 
-int nodes_unseal_access(struct client *client, const void *aad, size_t aad_len, const void *sealed,
-                        size_t len, struct access **ret_access)
+int nodes_unseal_access(struct cluster *c, struct rpc_session *session, const void *aad, size_t aad_len,
+                        const void *sealed, size_t len, struct access **ret_access)
 {
     uint8_t *text;
     size_t n;
-    int rc = net_unseal(&client->seal, &client->auth, aad, aad_len, sealed, len, &text, &n);
+    int rc = net_unseal(&session->seal, &session->auth, aad, aad_len, sealed, len, &text, &n);
     if (rc < 0)
         return rc;
     struct bytes_in in = bytes_in_of(text, n);
@@ -56,7 +55,7 @@ int nodes_unseal_access(struct client *client, const void *aad, size_t aad_len, 
     }
     explicit_bzero(text, n);
     free(text);
-    return rc < 0 ? rc : access_new(&m, !client->server->pool->config.opener.system, ret_access);
+    return rc < 0 ? rc : access_new(&m, !c->pool->config.opener.system, ret_access);
 }
 
 void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access)
@@ -90,7 +89,7 @@ void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char 
     }
 }
 
-int nodes_on_access(struct cluster *c, struct client *client, struct conn_message *m)
+int nodes_on_access(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     uint32_t uid = bytes_get_u32(&in);
@@ -99,7 +98,8 @@ int nodes_on_access(struct cluster *c, struct client *client, struct conn_messag
         return LEAT_CORRUPT;
     struct access *access;
     size_t head = in.pos;
-    int rc = nodes_unseal_access(client, m->body, head, m->body + head, m->frame.body_bytes - head, &access);
+    int rc =
+        nodes_unseal_access(c, session, m->body, head, m->body + head, m->frame.body_bytes - head, &access);
     if (rc < 0)
         return rc;
     access_cache_received(c->pool, uid, spec, access);

@@ -15,7 +15,6 @@
 #include "leat/leat.h"
 #include "rpc/conn.h"
 #include "pool/pool_internal.h"
-#include "daemon/server_internal.h"
 #include "pool/work.h"
 
 #include <fcntl.h>
@@ -29,7 +28,7 @@
 
 struct pending_install {
     struct work work;
-    struct list node; /* cluster.pending_installs, while it waits for the timer */
+    struct list node; /* cluster.pending_installs, of an INSTALL */
     struct cluster *cluster;
     uint8_t *body;
     uint32_t body_bytes;
@@ -41,8 +40,7 @@ struct pending_install {
     nodes_adopted_fn adopted;
     void *user;
     /* of an INSTALL */
-    struct client *client; /* until the payload is here: its end comes before that of the client */
-    uint64_t serial;       /* afterwards */
+    struct rpc_session *session; /* NULL: it closed */
     uint16_t type;
     uint64_t id;
     uint32_t flags;
@@ -215,11 +213,10 @@ int nodes_adopt(struct cluster *c, struct peer_reply *reply, nodes_adopted_fn do
 
 static void install_end(struct pending_install *a)
 {
-    struct client *client = client_alive(a->cluster->pool, a->serial);
-    if (client && a->err.code < 0)
-        cluster_refuse(client, a->type, a->id, &a->err);
-    else if (client)
-        cluster_accept(client, a->type, a->id);
+    if (a->session && a->err.code < 0)
+        cluster_refuse(a->session, a->type, a->id, &a->err);
+    else if (a->session)
+        cluster_accept(a->session, a->type, a->id);
     pending_install_free(a);
 }
 
@@ -266,9 +263,8 @@ static void install_go(struct pending_install *a)
     struct cluster *c = a->cluster;
     struct wset *ws = a->ws;
     static const uint8_t none[PROTO_UUID];
-    struct client *client = client_alive(c->pool, a->serial);
     struct wset *old = NULL;
-    int rc = client && !atomic_load(&c->pool->stopping)
+    int rc = a->session && !atomic_load(&c->pool->stopping)
                  ? 0
                  : error_set(&a->err, -ECANCELED, "the node that asked is gone");
     if (rc == 0 && pool_find_uuid(c->pool, ws->uuid))
@@ -279,8 +275,6 @@ static void install_go(struct pending_install *a)
         old = pool_find_uuid(c->pool, a->replaces);
         rc = find_replaced(a, old);
         if (rc == -EAGAIN) { /* READYs of other nodes are on their way */
-            list_remove(&a->node);
-            list_push_back(&c->pending_installs, &a->node);
             loop_timer_set(c->loop, &a->timer, clock_now_ns() + COMPLETE_LOOK_NS);
             return;
         }
@@ -290,11 +284,11 @@ static void install_go(struct pending_install *a)
         rc = error_set(&a->err, LEAT_INVALID, "there is another working set '%s' here: drop it first",
                        ws->name);
     if (rc == 0)
-        nodes_holder(ws, client);
+        nodes_holder(ws, a->session);
     if (rc == 0 && (a->flags & INSTALL_PREPARE)) {
         ws->replaces = old ? wset_ref(old) : NULL;
         ws->first_new_address = old ? a->first_new_address : 0;
-        ws->placer = client->peer_node;
+        ws->placer = a->session->node;
         rc = pool_prepare(c->pool, ws, 0, install_prepared, a);
         if (rc == 0)
             return;
@@ -313,10 +307,22 @@ static void install_go(struct pending_install *a)
     install_end(a);
 }
 
+void nodes_detach_installs(struct cluster *c, const struct rpc_session *session)
+{
+    list_for_each (node, &c->pending_installs) {
+        struct pending_install *a = container_of(node, struct pending_install, node);
+        if (a->session == session)
+            a->session = NULL;
+    }
+}
+
+/* After pool_stop: only those that wait for their timer are left. */
 void nodes_end_pending_installs(struct cluster *c)
 {
     list_for_each_safe (node, &c->pending_installs) {
         struct pending_install *a = container_of(node, struct pending_install, node);
+        if (!a->timer.due_ns)
+            continue;
         wset_unref(a->ws);
         pending_install_free(a);
     }
@@ -361,7 +367,6 @@ static void install_arrived(void *user, int status)
         pending_install_free(a);
         return;
     }
-    a->serial = a->client->serial;
     if (install_parse(a) < 0)
         error_set(&a->err, LEAT_CORRUPT, "a node sent a broken description of a set");
     else if (pool_find_uuid(a->cluster->pool, a->m.uuid))
@@ -372,7 +377,7 @@ static void install_arrived(void *user, int status)
         work_start(a->cluster->pool, &a->work);
 }
 
-int nodes_on_install(struct cluster *c, struct client *client, struct conn_message *m)
+int nodes_on_install(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     if (m->frame.payload_bytes == 0 || m->frame.payload_bytes > INDEX_BLOB_MAX)
         return LEAT_CORRUPT;
@@ -381,7 +386,7 @@ int nodes_on_install(struct cluster *c, struct client *client, struct conn_messa
         return -ENOMEM;
     *a = (struct pending_install){.work = {.run = validate, .done = install_validated},
                                   .cluster = c,
-                                  .client = client,
+                                  .session = session,
                                   .type = m->frame.type,
                                   .id = m->frame.id,
                                   .body = malloc(m->frame.body_bytes ? m->frame.body_bytes : 1),
@@ -390,6 +395,7 @@ int nodes_on_install(struct cluster *c, struct client *client, struct conn_messa
                                   .map = MAP_FAILED,
                                   .bytes = m->frame.payload_bytes};
     list_init(&a->node);
+    list_push_back(&c->pending_installs, &a->node);
     if (a->body && a->fd >= 0 && fallocate(a->fd, 0, 0, (off_t)a->bytes) == 0)
         a->map = mmap(NULL, a->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
     if (a->map == MAP_FAILED) {
@@ -397,6 +403,6 @@ int nodes_on_install(struct cluster *c, struct client *client, struct conn_messa
         return -ENOMEM;
     }
     memcpy(a->body, m->body, m->frame.body_bytes);
-    conn_receive_payload(client->conn, a->map, a->bytes, install_arrived, a);
+    conn_receive_payload(session->conn, a->map, a->bytes, install_arrived, a);
     return 0;
 }

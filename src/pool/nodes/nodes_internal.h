@@ -9,6 +9,7 @@
 #include "rpc/addresses.h"
 #include "pool/nodes/nodes.h"
 #include "rpc/peer.h"
+#include "rpc/session.h"
 #include "pool/set/wset.h"
 
 struct rail_state {
@@ -40,8 +41,9 @@ struct cluster {
     unsigned self;
     uint64_t incarnation; /* ours */
     struct cluster_link links[CLUSTER_NODES_MAX];
-    struct list describing, dials, pending_installs;
-    struct loop_timer tick; /* are the others alive; are lost regions back */
+    struct list describing, dials;
+    struct list pending_installs; /* nodes_install.c: INSTALL requests without an answer */
+    struct loop_timer tick;       /* are the others alive; are lost regions back */
 };
 
 #define RESYNC_TELL 1u /* and to say what it has filled */
@@ -54,7 +56,7 @@ struct resync {
 };
 
 /* The node that this is a connection of keeps ws here; nothing when it has not said which one it is. */
-void nodes_holder(struct wset *ws, const struct client *client);
+void nodes_holder(struct wset *ws, const struct rpc_session *session);
 /* Of those who held sets here and did not come back in time. */
 void nodes_expire_unconfirmed(struct cluster *c);
 /* Node n was started anew: what the one before it held here is not held any more. */
@@ -79,7 +81,9 @@ int cluster_name_nodes(struct cluster *c, struct wset *ws);
 #define INSTALL_PREPARE 1u /* and wait for COMMIT; else it begins to fill */
 /* proto_ws of a set with what INSTALL says behind it. */
 void nodes_put_install(const struct wset *ws, uint32_t flags, struct bytes_out *body);
-int nodes_on_install(struct cluster *c, struct client *client, struct conn_message *m);
+int nodes_on_install(struct cluster *c, struct rpc_session *session, struct conn_message *m);
+/* The session closed: its installs end without an answer. */
+void nodes_detach_installs(struct cluster *c, const struct rpc_session *session);
 void nodes_end_pending_installs(struct cluster *c);
 /* Here, and to all nodes; nothing when it is committed already. */
 void nodes_commit(struct cluster *c, struct wset *ws);
@@ -93,16 +97,16 @@ void nodes_drop_orphans(struct cluster *c);
 int nodes_seal_access(struct cluster *c, unsigned n, struct access *access, const void *aad, size_t aad_len,
                       struct bytes_out *out);
 /* What a node sent us so; the reference is the caller's. LEAT_CORRUPT: it ends the connection. */
-int nodes_unseal_access(struct client *client, const void *aad, size_t aad_len, const void *sealed,
-                        size_t len, struct access **ret_access);
+int nodes_unseal_access(struct cluster *c, struct rpc_session *session, const void *aad, size_t aad_len,
+                        const void *sealed, size_t len, struct access **ret_access);
 /* pool_nodes_ops.place and .share_access. */
 int nodes_place(struct cluster *c, struct wset *ws, uint64_t limit, pool_prepared_fn done, void *user);
 void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access);
 /* How a user reads a source: to one node that is up. Nothing when there are no credentials in it. */
 void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access);
-int nodes_on_access(struct cluster *c, struct client *client, struct conn_message *m);
-int cluster_refuse(struct client *client, uint16_t type, uint64_t id, const struct leat_error *err);
-int cluster_accept(struct client *client, uint16_t type, uint64_t id);
+int nodes_on_access(struct cluster *c, struct rpc_session *session, struct conn_message *m);
+int cluster_refuse(struct rpc_session *session, uint16_t type, uint64_t id, const struct leat_error *err);
+int cluster_accept(struct rpc_session *session, uint16_t type, uint64_t id);
 /* A set that another node described: ours already, or a replica of it. reply->payload_fd is taken. done: later or at once. */
 typedef void (*nodes_adopted_fn)(void *user, struct wset *ws, const struct leat_error *err);
 int nodes_adopt(struct cluster *c, struct peer_reply *reply, nodes_adopted_fn done, void *user,

@@ -14,38 +14,37 @@
 #include "rpc/conn.h"
 #include "pool/source/access.h"
 #include "pool/region/region.h"
-#include "daemon/server_internal.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <sys/mman.h>
 
-int cluster_refuse(struct client *client, uint16_t type, uint64_t id, const struct leat_error *err)
+int cluster_refuse(struct rpc_session *session, uint16_t type, uint64_t id, const struct leat_error *err)
 {
-    conn_send_error(client->conn, type, id, err);
+    conn_send_error(session->conn, type, id, err);
     return 0;
 }
 
-int cluster_accept(struct client *client, uint16_t type, uint64_t id)
+int cluster_accept(struct rpc_session *session, uint16_t type, uint64_t id)
 {
-    conn_send(client->conn, PROTO_REPLY, type, id, 0, NULL, NULL, 0);
+    conn_send(session->conn, PROTO_REPLY, type, id, 0, NULL, NULL, 0);
     return 0;
 }
 
 /* For another connection of a node with several addresses: longer than it takes to find out that one is dead, and to make it. */
 #define DOUBT_NS (30 * NS_PER_S)
 
-static int on_node(struct cluster *c, struct client *client, struct conn_message *m)
+static int on_node(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
     if (bytes_in_done(&in) < 0)
         return LEAT_CORRUPT;
-    client->peer_node = UINT32_MAX;
+    session->node = RPC_NODE_UNKNOWN;
     for (unsigned n = 0; n < c->config.nnodes; n++) {
         if (strcmp(c->config.nodes[n], name) == 0)
-            client->peer_node = n;
+            session->node = n;
     }
     struct bytes_out body = {0};
     bytes_put_str(&body, c->config.self);
@@ -54,7 +53,7 @@ static int on_node(struct cluster *c, struct client *client, struct conn_message
     bytes_put_u64(&body, c->pool->config.region_bytes);
     bytes_put_u64(&body, atomic_load(&c->pool->budget.used_bytes));
     bytes_put_u64(&body, c->incarnation);
-    conn_send(client->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
+    conn_send(session->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
     return 0;
 }
@@ -97,26 +96,26 @@ static void describe_sent(void *user, int status)
 
 static void describe_opened(struct open_request *r, struct wset *ws, const struct leat_error *err)
 {
-    struct client *client = r->user;
+    struct rpc_session *session = r->user;
     struct leat_error other;
     if (ws && ws->nnodes == 0) {
         error_set(&other, LEAT_UNSUPPORTED, "the set lives on one node alone: open it there");
         err = &other;
     }
     if (err) {
-        conn_send_error(client->conn, r->type, r->id, err);
+        conn_send_error(session->conn, r->type, r->id, err);
         return;
     }
     struct bytes_out body = {0};
     nodes_describe(ws, &body);
-    nodes_holder(ws, client);
-    conn_send_payload(client->conn, PROTO_REPLY, r->type, r->id, &body, ws->index.blob, ws->index.blob_bytes,
+    nodes_holder(ws, session);
+    conn_send_payload(session->conn, PROTO_REPLY, r->type, r->id, &body, ws->index.blob, ws->index.blob_bytes,
                       describe_sent, wset_ref(ws));
     bytes_out_fini(&body);
 }
 
 /* DESCRIBE and APPEND: on behalf of a client of another node. */
-static int on_describe(struct cluster *c, struct client *client, struct conn_message *m)
+static int on_describe(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     uint32_t uid = bytes_get_u32(&in), gid = bytes_get_u32(&in), bytes = bytes_get_u32(&in);
@@ -127,7 +126,7 @@ static int on_describe(struct cluster *c, struct client *client, struct conn_mes
     if (rc < 0)
         return rc;
     if (bytes_left(&in) > 0)
-        rc = nodes_unseal_access(client, m->body, in.pos, m->body + in.pos, bytes_left(&in), &access);
+        rc = nodes_unseal_access(c, session, m->body, in.pos, m->body + in.pos, bytes_left(&in), &access);
     struct open_request *r = rc == 0 ? calloc(1, sizeof(*r)) : NULL;
     if (r)
         *r = (struct open_request){.flags = o.flags,
@@ -142,7 +141,7 @@ static int on_describe(struct cluster *c, struct client *client, struct conn_mes
                                    .type = m->frame.type,
                                    .id = m->frame.id,
                                    .opened = describe_opened,
-                                   .user = client};
+                                   .user = session};
     proto_open_fini(&o);
     access_unref(access);
     if (!r)
@@ -326,7 +325,7 @@ void nodes_catch_up(struct cluster *c, struct wset *ws, unsigned n)
     tell_on(link);
 }
 
-static int on_resync(struct cluster *c, struct client *client, struct conn_message *m)
+static int on_resync(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
@@ -334,10 +333,10 @@ static int on_resync(struct cluster *c, struct client *client, struct conn_messa
     if (bytes_in_done(&in) < 0)
         return LEAT_CORRUPT;
     struct wset *ws = pool_find_uuid(c->pool, uuid);
-    if (!ws || client->peer_node >= c->config.nnodes) {
+    if (!ws || session->node >= c->config.nnodes) {
         struct leat_error err;
         error_set(&err, LEAT_NOT_FOUND, "the set is not here (any more)");
-        return cluster_refuse(client, m->frame.type, m->frame.id, &err);
+        return cluster_refuse(session, m->frame.type, m->frame.id, &err);
     }
     bool here = true;
     for (uint32_t g = 0; g < ws->nregions; g++)
@@ -346,20 +345,20 @@ static int on_resync(struct cluster *c, struct client *client, struct conn_messa
         struct leat_error err;
         error_set(&err, LEAT_NOT_FOUND,
                   "this node was started anew and does not hold its regions of the set");
-        return cluster_refuse(client, m->frame.type, m->frame.id, &err);
+        return cluster_refuse(session, m->frame.type, m->frame.id, &err);
     }
     if (flags & RESYNC_HOLD)
-        nodes_holder(ws, client);
+        nodes_holder(ws, session);
     if (flags & RESYNC_TELL)
-        nodes_catch_up(c, ws, client->peer_node);
+        nodes_catch_up(c, ws, session->node);
     struct bytes_out body = {0};
     bytes_put_u32(&body, atomic_load(&ws->pending_bytes) == 0);
-    conn_send(client->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
+    conn_send(session->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
     return 0;
 }
 
-static int on_ready(struct cluster *c, struct client *client, struct conn_message *m)
+static int on_ready(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
@@ -383,13 +382,13 @@ static int on_ready(struct cluster *c, struct client *client, struct conn_messag
     return bytes_in_done(&in) < 0 ? LEAT_CORRUPT : 0;
 }
 
-void nodes_holder(struct wset *ws, const struct client *client)
+void nodes_holder(struct wset *ws, const struct rpc_session *session)
 {
-    const unsigned n = client->peer_node;
+    const unsigned n = session->node;
     static_assert(ARRAY_LEN(ws->held_by) == CLUSTER_NODES_MAX, "one for each node");
     if (n >= CLUSTER_NODES_MAX)
         return;
-    ws->held_by[n] = client->serial;
+    ws->held_by[n] = session->serial;
     ws->holders |= 1ull << n;
     ws->unconfirmed &= ~(1ull << n);
 }
@@ -404,13 +403,13 @@ static void holder_gone(struct cluster *c, struct wset *ws, unsigned n)
         pool_drop(c->pool, ws, POOL_SWEEP);
 }
 
-static int on_commit(struct cluster *c, struct client *client, struct conn_message *m)
+static int on_commit(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     return nodes_on_commit(c, &in);
 }
 
-static int on_forget(struct cluster *c, struct client *client, struct conn_message *m)
+static int on_forget(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
@@ -420,8 +419,8 @@ static int on_forget(struct cluster *c, struct client *client, struct conn_messa
     struct wset *ws = pool_find_uuid(c->pool, uuid);
     if (ws && (flags & 1))
         pool_drop(c->pool, ws, flags & 2 ? POOL_DROP_FORCE : POOL_SWEEP);
-    else if (ws && client->peer_node < CLUSTER_NODES_MAX)
-        holder_gone(c, ws, client->peer_node);
+    else if (ws && session->node < CLUSTER_NODES_MAX)
+        holder_gone(c, ws, session->node);
     return 0;
 }
 
@@ -430,9 +429,11 @@ static int on_forget(struct cluster *c, struct client *client, struct conn_messa
  * has a single address is as good as dead. What it said on a connection that it made since stays: when a link was silent, both ends may
  * find out that the old one is dead in either order.
  */
-void nodes_client_gone(struct cluster *c, struct client *client)
+void nodes_session_closed(struct cluster *c, struct rpc_session *session)
 {
-    unsigned n = client->peer_node;
+    pool_open_forget(c->pool, session);
+    nodes_detach_installs(c, session);
+    unsigned n = session->node;
     if (n >= c->config.nnodes)
         return;
     bool others = net_addresses_count(c->config.nodes[n]) > 1;
@@ -440,7 +441,7 @@ void nodes_client_gone(struct cluster *c, struct client *client)
         c->links[n].gone_ns = clock_now_ns();
     list_for_each_safe (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (!(ws->holders >> n & 1) || ws->held_by[n] != client->serial)
+        if (!(ws->holders >> n & 1) || ws->held_by[n] != session->serial)
             continue;
         if (others)
             ws->unconfirmed |= 1ull << n;
@@ -468,12 +469,12 @@ void nodes_expire_unconfirmed(struct cluster *c)
     }
 }
 
-int cluster_message(struct cluster *c, struct client *client, struct conn_message *m)
+int cluster_message(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     static const struct {
         uint16_t type;
         uint8_t kind;
-        int (*handle)(struct cluster *, struct client *, struct conn_message *);
+        int (*handle)(struct cluster *, struct rpc_session *, struct conn_message *);
     } table[] = {
         {PROTO_NODE, PROTO_REQUEST, on_node},         {PROTO_INSTALL, PROTO_REQUEST, nodes_on_install},
         {PROTO_APPEND, PROTO_REQUEST, on_describe},   {PROTO_COMMIT, PROTO_EVENT, on_commit},
@@ -484,7 +485,7 @@ int cluster_message(struct cluster *c, struct client *client, struct conn_messag
     for (unsigned k = 0; k < ARRAY_LEN(table); k++) {
         if (table[k].type == m->frame.type && table[k].kind == m->frame.kind)
             return m->frame.payload_bytes && m->frame.type != PROTO_INSTALL ? LEAT_CORRUPT
-                                                                            : table[k].handle(c, client, m);
+                                                                            : table[k].handle(c, session, m);
     }
     return LEAT_CORRUPT;
 }
