@@ -59,7 +59,7 @@ static void pushed_part(struct wset *ws, uint64_t i, unsigned f, const struct in
             uint32_t crc = crc32c(0, data, n);
             wset_piece(ws, i, f, at, n, crc, 0);
             if (ws->nnodes)
-                nodes_ready_record(records, i, f, crc, at, n, 0);
+                proto_ready_record_put(records, &(struct proto_ready_record){i, f, crc, at, n, 0});
         }
         at += n;
     }

@@ -17,7 +17,6 @@
 #include "base/log.h"
 #include "base/budget.h"
 #include "pool/fill/fill_internal.h"
-#include "pool/nodes/nodes.h"
 #include "pool/region/region.h"
 #include "pool/set/wset.h"
 
@@ -185,7 +184,7 @@ static void report_piece(struct report *r, uint64_t i, unsigned f, const struct 
     crc = bad ? 0 : crc;
     wset_piece(r->ws, i, f, offset, bytes, crc, status);
     if (r->ws->nnodes)
-        nodes_ready_record(&r->records, i, f, crc, offset, bytes, status);
+        proto_ready_record_put(&r->records, &(struct proto_ready_record){i, f, crc, offset, bytes, status});
 }
 
 static void report_part(void *user, uint64_t i, unsigned f, const struct index_part *part, uint64_t offset,
@@ -321,7 +320,8 @@ static void settle(struct wset *ws, struct bytes_out *records)
         wset_failure(ws, i, -EIO, "the daemon never loaded it: an internal error, please report it");
         wset_piece(ws, i, f, 0, 0, 0, -EIO);
         if (ws->nnodes)
-            nodes_ready_record(records, i, f, 0, 0, 0, -EIO);
+            proto_ready_record_put(records,
+                                   &(struct proto_ready_record){.sample = i, .field = f, .status = -EIO});
     }
     if (missed)
         log_error("%s: internal error: loading ended without %" PRIu64 " samples, the first is %" PRIu64

@@ -40,7 +40,7 @@ struct fill_config {
     const struct source_opener *opener;
     /* Wide bounce buffers (docs/decisions/0111) are charged here while threads have them; NULL: there are none. */
     struct budget *budget;
-    /* A segment of a set that spans nodes: what arrived, as READY records (pool/nodes/nodes.h). May take the buffer. Fill threads. */
+    /* A segment of a set that spans nodes: what arrived, as READY records (wire/leat/proto.h). May take the buffer. Fill threads. */
     void (*ready)(struct wset *ws, struct bytes_out *records);
     /* Something of this set became readable or failed: on a fill thread. */
     void (*advanced)(struct wset *ws);

@@ -347,17 +347,6 @@ static bool all_reachable(const struct cluster *c)
 
 /* --- who fills what is told -------------------------------------------------------------------------------------- */
 
-void nodes_ready_record(struct bytes_out *out, uint64_t sample, uint32_t field, uint32_t crc, uint64_t offset,
-                        uint64_t bytes, int status)
-{
-    bytes_put_u64(out, sample);
-    bytes_put_u32(out, field);
-    bytes_put_u32(out, crc);
-    bytes_put_u64(out, offset);
-    bytes_put_u64(out, bytes);
-    bytes_put_u32(out, (uint32_t)status);
-}
-
 struct ready_post {
     struct cluster *cluster;
     struct wset *ws;
@@ -389,7 +378,7 @@ void nodes_send_records(struct cluster *c, struct wset *ws, unsigned n, const vo
 {
     struct bytes_out body = {0};
     bytes_put(&body, ws->uuid, PROTO_UUID);
-    bytes_put_u32(&body, (uint32_t)(bytes / RECORD_BYTES));
+    bytes_put_u32(&body, (uint32_t)(bytes / PROTO_READY_RECORD));
     bytes_put(&body, records, bytes);
     peer_event_done(c->links[n].peer, PROTO_READY, &body, done, user);
     bytes_out_fini(&body);

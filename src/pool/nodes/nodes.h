@@ -43,9 +43,6 @@ static inline bool cluster_refused(int rc)
     return rc == LEAT_STALE || rc == LEAT_DENIED || rc == LEAT_BUSY;
 }
 
-/* One piece for pool_nodes_ops.filled. */
-void nodes_ready_record(struct bytes_out *out, uint64_t sample, uint32_t field, uint32_t crc, uint64_t offset,
-                        uint64_t bytes, int status);
 /* An authenticated data connection to a node of ws, for a client: done(user, fd or -errno, message) later. By one rail of it, from our
  * interface in that subnet, or by whichever address answers. */
 #define CLUSTER_ANY_RAIL UINT32_MAX

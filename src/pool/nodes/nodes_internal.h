@@ -63,7 +63,6 @@ void nodes_expire_unconfirmed(struct cluster *c);
 void nodes_confirm(struct cluster *c, unsigned n);
 bool cluster_is_up(const struct cluster *c, unsigned n);
 void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body);
-#define RECORD_BYTES 36u
 /* `bytes` of records as one message, to a node that is up; done: when it was sent or dropped, which may be at once. */
 void nodes_send_records(struct cluster *c, struct wset *ws, unsigned n, const void *records, size_t bytes,
                         void (*done)(void *user, int status), void *user);

@@ -152,8 +152,8 @@ static int on_describe(struct cluster *c, struct rpc_session *session, struct co
 
 /* --- what is where ----------------------------------------------------------------------------------------------------------- */
 
-#define TELL_BYTES   (MIB / RECORD_BYTES * RECORD_BYTES) /* of records, before the next are sent */
-#define TELL_SAMPLES 4096u                               /* of a pushed set at a time */
+#define TELL_BYTES   (MIB / PROTO_READY_RECORD * PROTO_READY_RECORD) /* of records, before the next are sent */
+#define TELL_SAMPLES 4096u                                           /* of a pushed set at a time */
 
 /* All of a large set at once, or a little of each of many, would be more than a connection may have queued. */
 struct catchup {
@@ -173,7 +173,12 @@ static void tell_part(void *user, uint64_t i, unsigned f, const struct index_par
     struct catchup *t = user;
     struct wset *ws = t->ws;
     if (wset_sample_state(ws, i) == LIVE_FAILED) {
-        nodes_ready_record(&t->records, i, f, 0, offset, bytes, wset_failure_get(ws, i, NULL));
+        proto_ready_record_put(&t->records,
+                               &(struct proto_ready_record){.sample = i,
+                                                            .field = f,
+                                                            .offset = offset,
+                                                            .bytes = bytes,
+                                                            .status = wset_failure_get(ws, i, NULL)});
         return;
     }
     /* A whole part's CRC is on record; a piece of one is computed again. */
@@ -191,13 +196,14 @@ static void tell_part(void *user, uint64_t i, unsigned f, const struct index_par
             at += n;
         }
     }
-    nodes_ready_record(&t->records, i, f, crc, offset, bytes, 0);
+    proto_ready_record_put(&t->records, &(struct proto_ready_record){i, f, crc, offset, bytes, 0});
 }
 
 /* Also of samples that are not whole yet: the rest is told by whoever holds it. */
 static void tell_piece(void *user, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc)
 {
-    nodes_ready_record(&((struct catchup *)user)->records, i, f, crc, offset, bytes, 0);
+    struct catchup *t = user;
+    proto_ready_record_put(&t->records, &(struct proto_ready_record){i, f, crc, offset, bytes, 0});
 }
 
 static void catchup_pushed(struct catchup *t)
