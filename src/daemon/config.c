@@ -7,6 +7,7 @@
 #include "rpc/addresses.h"
 #include "pool/nodes/nodes.h"
 #include "pool/pool.h"
+#include "pool/region/memory.h"
 
 #include <ini.h>
 #include <inttypes.h>

@@ -65,14 +65,4 @@ struct json_t *credits_json(const struct list *credits, uint32_t uid);
 /* What loaders told of how far they are, where this caller may see their sets. A new reference, or NULL. */
 struct json_t *loaders_json(const struct list *clients, uint32_t uid, uint32_t gid);
 
-/* Recomputes every CRC on a thread of its own; done on the loop. Takes a reference to ws. */
-struct verify_result {
-    uint64_t bad;        /* samples that failed to load, that are lost, or whose bytes differ */
-    char first_bad[720]; /* and how many there are of each kind */
-    int status;
-};
-int verify_start(struct pool *pool, struct wset *ws, bool source,
-                 void (*progress)(void *user, uint64_t done, uint64_t total),
-                 void (*done)(void *user, const struct verify_result *result), void *user);
-
 #endif

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "dataset/dataset.h"
+#include "pool/region/memory.h"
 #include "pool/region/prefault.h"
 #include "pool/region/region.h"
 #include "pool/fill/stream_window.h"

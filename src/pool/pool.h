@@ -215,16 +215,20 @@ void pool_answer(struct pool *pool, struct open_request *request, struct wset *w
 int pool_access_for(struct pool *pool, uint32_t uid, const char *spec, struct access **ret_access,
                     struct leat_error *err);
 
+/* verify.c. Computes each CRC again, on a thread of its own. `source`: reads the source, too. Takes a reference to ws. LEAT_BUSY, -ENOMEM. */
+struct verify_result {
+    uint64_t bad;        /* samples that failed to load, that are lost, or whose bytes differ */
+    char first_bad[720]; /* and how many there are of each kind */
+    int status;
+};
+/* progress and done: on the loop, done once and last. */
+int verify_start(struct pool *pool, struct wset *ws, bool source,
+                 void (*progress)(void *user, uint64_t done, uint64_t total),
+                 void (*done)(void *user, const struct verify_result *result), void *user);
+
 /* Staging for streamed samples, made at first use. */
 int pool_stream_window(struct pool *pool, struct wset *ws, struct stream_window **ret_window,
                        struct leat_error *err);
-
-/* Host memory that can still be taken without pressing on others: MemAvailable and the cgroup's (v1 or v2) headroom. */
-uint64_t pool_memory_available(void);
-/* The cap of a daemon that was told nothing: half of what is available. */
-uint64_t pool_default_cap(void);
-/* A region size for a pool of this cap: 512 MiB, smaller where fewer than eight would fit. */
-uint64_t pool_default_region(uint64_t cap_bytes);
 
 /* From wset.c, any thread: a set exists; the last reference to it is gone, and its reservations for tables and scratch come back. */
 void pool_wset_born(struct pool *pool);

@@ -9,7 +9,7 @@
 #include "base/crc32c.h"
 #include "base/budget.h"
 #include "loop/loop.h"
-#include "daemon/server.h"
+#include "pool/pool.h"
 #include "pool/set/wset.h"
 
 #include <inttypes.h>

@@ -1,10 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memory.h: pool_memory_available with the kernel's files named, so that trees recorded elsewhere can be tried. */
+/* memory.h: how much memory this host and its control groups allow. Any thread. */
 #ifndef POOL_REGION_MEMORY_H
 #define POOL_REGION_MEMORY_H
 
-#include "pool/pool.h"
+#include "base/base.h"
 
+/* Host memory that can still be taken without pressing on others: MemAvailable and the cgroup's (v1 or v2) headroom. */
+uint64_t pool_memory_available(void);
+/* The cap of a daemon without one in its configuration: half of what is available. */
+uint64_t pool_default_cap(void);
+/* A region size for a pool of this cap: 512 MiB, smaller where fewer than eight would fit. */
+uint64_t pool_default_region(uint64_t cap_bytes);
+
+/* The same of named files, for tests with recorded trees. */
 struct memory_paths {
     const char *meminfo;     /* /proc/meminfo */
     const char *self_cgroup; /* /proc/self/cgroup */

@@ -20,7 +20,6 @@
 #include "loop/loop.h"
 #include "pool/source/access.h"
 #include "pool/fill/fill.h"
-#include "daemon/server.h"
 #include "pool/pool.h"
 #include "pool/source/source.h"
 #include "pool/set/testing.h"
