@@ -302,6 +302,12 @@ int index_source_path(const struct index *index, uint64_t source, char *buf, siz
     return snprintf(buf, cap, "%s%s%s", root, slash, path);
 }
 
+bool index_source_is_remote(const struct index *index, uint64_t source)
+{
+    const char *root = index_string(index, index->header->root);
+    return address_is_remote(address_of(*root ? root : index_string(index, index->sources[source].path)));
+}
+
 int index_field_find(const struct index *index, const char *name)
 {
     for (unsigned f = 0; f < index->header->nfields; f++)

@@ -246,6 +246,8 @@ static inline bool index_source_absent(const struct index *index, const struct i
 }
 /* Root and path of a source joined, "s3://bucket/key" for what lies there: snprintf's return value (>= cap: it did not fit). */
 int index_source_path(const struct index *index, uint64_t source, char *buf, size_t cap);
+/* Is this source (below nsources) on a server, not a file? */
+bool index_source_is_remote(const struct index *index, uint64_t source);
 /* Field number by name, or -1. */
 int index_field_find(const struct index *index, const char *name);
 /* The key of sample i: not NUL-terminated; numbers are written into scratch (24 bytes). */

@@ -176,7 +176,7 @@ static int tables_refuse(const struct wset *ws, uint64_t bytes, struct leat_erro
         n, needs, each, has, cap);
 }
 
-int pool_tables_take(struct wset *ws, uint64_t bytes, struct leat_error *err)
+static int tables_take(struct wset *ws, uint64_t bytes, struct leat_error *err)
 {
     struct pool *pool = ws->pool;
     if (budget_from_prefault(pool, bytes) < 0)
@@ -193,7 +193,12 @@ static void tables_give(struct wset *ws, uint64_t bytes)
     atomic_fetch_sub(&ws->pool->table_bytes, bytes);
 }
 
-void pool_wset_gone(struct wset *ws)
+static void set_born(struct pool *pool)
+{
+    atomic_fetch_add(&pool->sets_alive, 1);
+}
+
+static void set_gone(struct wset *ws)
 {
     struct pool *pool = ws->pool;
     uint64_t tables = atomic_load(&ws->table_bytes);
@@ -204,12 +209,28 @@ void pool_wset_gone(struct wset *ws)
     atomic_fetch_sub(&pool->sets_alive, 1);
 }
 
+const struct wset_owner_ops pool_set_ops = {.charge = tables_take, .born = set_born, .gone = set_gone};
+
+/* Of a thread that decodes a set. */
+static uint64_t scratch_bytes(const struct pool *pool, const struct index *index, bool remote)
+{
+    return dataset_scratch_bytes(index) +
+           (remote ? fill_remote_bytes(index, pool->config.s3.connections) : 0);
+}
+
+int pool_set_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws, struct leat_error *err)
+{
+    int rc = wset_new(&pool->set_config, index_fd, trusted, ret_ws, err);
+    if (rc == 0)
+        (*ret_ws)->scratch_each = scratch_bytes(pool, &(*ret_ws)->index, (*ret_ws)->remote);
+    return rc;
+}
+
 uint64_t pool_bytes_wanted(const struct pool *pool, const struct index *index)
 {
-    bool remote = index->header->nsources && fill_is_remote(index, 0);
-    uint64_t each = dataset_scratch_bytes(index) +
-                    (remote ? fill_remote_bytes(index, pool->config.s3.connections) : 0),
-             bytes = wset_table_bytes(index, true, pool), sum;
+    bool remote = index->header->nsources && index_source_is_remote(index, 0);
+    uint64_t each = scratch_bytes(pool, index, remote),
+             bytes = wset_table_bytes(index, true, &pool->set_config), sum;
     each = each > FILL_SCRATCH_KEPT ? each : 0;
     if (mul_overflows(each, pool->config.fill_threads, &sum) || sum > pool->budget.cap_bytes / SCRATCH_SHARE)
         sum = each;
@@ -357,7 +378,7 @@ static int stream_window_make(struct pool *pool, struct wset *ws, uint64_t windo
 {
     struct region *region = NULL;
     uint64_t tables = pool_window_tables(ws, window);
-    int rc = pool_tables_take(ws, tables, err);
+    int rc = tables_take(ws, tables, err);
     if (rc < 0)
         return rc;
     rc = pool_region(pool, window, window, &region, err);

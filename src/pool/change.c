@@ -58,7 +58,7 @@ static void placed(void *user, const struct leat_error *err)
 
 static int create_build(struct change *ch)
 {
-    int rc = wset_new(ch->pool, ch->index_fd, false, &ch->ws, &ch->err);
+    int rc = pool_set_new(ch->pool, ch->index_fd, false, &ch->ws, &ch->err);
     if (rc == 0)
         ch->index_fd = -1;
     if (rc == 0 && ch->ws->index.header->kind != INDEX_KIND_PUSHED)
@@ -80,7 +80,7 @@ static int append_build(struct change *ch)
     if (rc == 0)
         rc = pool_index_seal(fd, &ch->err);
     if (rc == 0)
-        rc = wset_new(ch->pool, fd, true, &ch->ws, &ch->err);
+        rc = pool_set_new(ch->pool, fd, true, &ch->ws, &ch->err);
     if (rc == 0)
         fd = -1;
     return rc;

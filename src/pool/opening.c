@@ -163,7 +163,7 @@ static int set_new(struct pool *pool, struct opening *o, struct open_request *r,
     if (fd < 0)
         return error_sys(err, -errno, "cannot keep the index");
     struct wset *ws;
-    rc = wset_new(pool, fd, true, &ws, err);
+    rc = pool_set_new(pool, fd, true, &ws, err);
     if (rc < 0) {
         close(fd);
         return rc;

@@ -54,6 +54,10 @@ int pool_new(struct loop *loop, const struct pool_config *config, struct pool **
     if (!pool)
         return error_set(err, -ENOMEM, "out of memory");
     pool->config = *config;
+    pool->set_config = (struct wset_config){.owner = &pool_set_ops,
+                                            .pool = pool,
+                                            .region_bytes = config->region_bytes,
+                                            .huge_dir = config->pages.huge_dir};
     pool->loop = loop;
     list_init(&pool->sets);
     list_init(&pool->openings);
@@ -413,9 +417,4 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
         if (pool->changed)
             pool->changed(pool->user);
     }
-}
-
-void pool_wset_born(struct pool *pool)
-{
-    atomic_fetch_add(&pool->sets_alive, 1);
 }

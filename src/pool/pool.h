@@ -20,6 +20,7 @@
 #include "pool/rdma.h"
 #include "pool/limits.h"
 #include "pool/region/region.h"
+#include "pool/set/wset.h"
 #include "pool/source/source.h"
 #include "wire/leat/proto.h"
 
@@ -28,7 +29,6 @@
 struct cluster;
 struct net_server;
 struct prefault;
-struct wset;
 struct index;
 struct stream_window;
 
@@ -101,6 +101,7 @@ struct pool_nodes_ops {
 
 struct pool {
     struct pool_config config;
+    struct wset_config set_config;
     struct access_store store; /* ours; none before pool_store */
     struct loop *loop;
     struct fill *fill;
@@ -192,6 +193,8 @@ void pool_sweep(struct pool *pool, uint32_t uid);
  */
 enum pool_end { POOL_SWEEP, POOL_DROP, POOL_DROP_FORCE };
 void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end);
+/* Wakes requests that wait for samples of this set. Any thread, coalesced. */
+void wset_progressed(struct wset *ws);
 /* Takes reservations and makes the regions of ws that are ours, lists it, and begins to fill. `limit_bytes` of the pool at most; 0: no limit. */
 int pool_host(struct pool *pool, struct wset *ws, uint64_t limit_bytes, struct leat_error *err);
 int pool_name(struct wset *ws, const char *name, const char *spec);
@@ -229,11 +232,5 @@ int verify_start(struct pool *pool, struct wset *ws, bool source,
 /* Staging for streamed samples, made at first use. */
 int pool_stream_window(struct pool *pool, struct wset *ws, struct stream_window **ret_window,
                        struct leat_error *err);
-
-/* From wset.c, any thread: a set exists; the last reference to it is gone, and its reservations for tables and scratch come back. */
-void pool_wset_born(struct pool *pool);
-void pool_wset_gone(struct wset *ws);
-/* Tickets for tables of ws, given back with it; who can has made room. Any thread. LEAT_NO_SPACE has the figures. */
-int pool_tables_take(struct wset *ws, uint64_t bytes, struct leat_error *err);
 
 #endif

@@ -85,10 +85,8 @@ void fill_load(struct fill *fill, struct fill_load *load);
 void fill_loads_cancel(struct fill *fill);
 
 struct index;
-/* Does this source lie elsewhere? */
 /* What a thread takes while it reads for a set of which some lies elsewhere: its session's buffers. Charged to the set, as scratch. */
 uint64_t fill_remote_bytes(const struct index *index, unsigned connections);
-bool fill_is_remote(const struct index *index, uint64_t number);
 
 struct histogram;
 /* Time from taking a segment to its last checksum. */

@@ -471,7 +471,7 @@ unsigned fill_read_range(struct fill_thread *t, struct wset *ws, uint64_t addres
         }
         if (e->kind == INDEX_EXTENT_ZERO)
             memset(r.dst, 0, r.end - r.begin);
-        else if (ws->remote && fill_is_remote(index, e->source))
+        else if (ws->remote && index_source_is_remote(index, e->source))
             fill_remote_add(t, ws, e, r.begin, r.end, r.dst, counters);
         else if (e->kind == INDEX_EXTENT_CHUNK)
             read_chunk(t, ws, e, &r, opener, counters);

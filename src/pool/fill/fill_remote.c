@@ -64,12 +64,6 @@ struct fill_remote {
     struct slot slots[READS_MAX];
 };
 
-bool fill_is_remote(const struct index *index, uint64_t number)
-{
-    const char *root = index_string(index, index->header->root);
-    return backend_uri(*root ? root : index_string(index, index->sources[number].path));
-}
-
 uint64_t fill_remote_bytes(const struct index *index, unsigned connections)
 {
     const char *root = index_string(index, index->header->root);

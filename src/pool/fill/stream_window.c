@@ -86,6 +86,7 @@ int stream_window_new(struct loop *loop, struct fill *fill, struct wset *ws, str
         free(st);
         return -ENOMEM;
     }
+    ws->window_free = stream_window_free;
     *ret_window = st;
     return 0;
 }

@@ -112,7 +112,7 @@ static void validate(struct work *work)
     /* It goes on to our clients: none of them may change it for the others. */
     a->err.code = pool_index_seal(a->fd, &a->err);
     if (a->err.code == 0)
-        a->err.code = wset_new(a->cluster->pool, a->fd, false, &a->ws, &a->err);
+        a->err.code = pool_set_new(a->cluster->pool, a->fd, false, &a->ws, &a->err);
     if (a->err.code == 0)
         a->fd = -1;
 }

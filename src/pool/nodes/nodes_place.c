@@ -270,7 +270,7 @@ static int map_regions(struct placing *p)
     uint64_t need = align_up(ws->index.header->address_end, 4096) - ws->first_new_address;
     struct placement_node nodes[CLUSTER_NODES_MAX];
     p->free_bytes[c->self] = pool_free_bytes(c->pool);
-    uint64_t tables = wset_table_bytes(&ws->index, true, c->pool);
+    uint64_t tables = wset_table_bytes(&ws->index, true, &c->pool->set_config);
     for (unsigned n = 0; n < c->config.nnodes; n++) {
         /* Beside regions: the tables, which we have already, and scratch for one thread at least. */
         uint64_t least = (n == c->self ? 0 : tables) + ws->scratch_each;

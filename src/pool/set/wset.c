@@ -12,11 +12,8 @@
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "pool/source/access.h"
-#include "pool/fill/fill.h"
-#include "pool/pool.h"
+#include "pool/source/source.h"
 #include "pool/region/region.h"
-#include "pool/fill/stream_window.h"
-#include "dataset/dataset.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -61,16 +58,16 @@ struct straddle {
     struct piece *pieces; /* sorted by offset */
 };
 
-static bool live_is_huge(const struct pool *pool, uint64_t bytes)
+static bool live_is_huge(const struct wset_config *config, uint64_t bytes)
 {
-    return pool && bytes >= LIVE_HUGE_BYTES && pool->config.pages.huge_dir >= 0;
+    return config && bytes >= LIVE_HUGE_BYTES && config->huge_dir >= 0;
 }
 
 static int live_create(struct wset *ws, struct leat_error *err)
 {
     uint64_t n = ws->index.header->nsamples, bytes = live_bytes(n, ws->index.header->nfields);
     /* Of many samples it is worth huge pages: made in a few milliseconds, and looked up at random by readers. */
-    int huge_dir = live_is_huge(ws->pool, bytes) ? ws->pool->config.pages.huge_dir : -1;
+    int huge_dir = live_is_huge(ws->config, bytes) ? ws->config->huge_dir : -1;
     ws->live_fd = huge_dir >= 0 ? openat(huge_dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)
                                 : memfd_create("leat-live", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (ws->live_fd < 0)
@@ -138,14 +135,14 @@ uint64_t wset_run_bytes(const struct index *index, uint64_t first_byte_ns)
     return clamp_parts(index->header, MIN(MAX(bytes, SEGMENT_MOST), RUN_MOST));
 }
 
-uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struct pool *pool)
+uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struct wset_config *config)
 {
     const struct index_header *h = index->header;
-    uint64_t live = live_bytes(h->nsamples, h->nfields), region = pool->config.region_bytes;
+    uint64_t live = live_bytes(h->nsamples, h->nfields), region = config->region_bytes;
     uint64_t regions = h->address_end / region + 2,
              segments = h->address_end / MIN(wset_segment_bytes(index), region) + regions;
     return (in_memory ? align_up(index->blob_bytes, 4096) : 0) +
-           align_up(live, live_is_huge(pool, live) ? REGION_HUGE_BYTES : 4096) +
+           align_up(live, live_is_huge(config, live) ? REGION_HUGE_BYTES : 4096) +
            h->nsamples * div_up(h->nfields, 8) + regions * REGION_BYTES + segments * SEGMENT_TABLE +
            SET_BYTES;
 }
@@ -153,17 +150,12 @@ uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struc
 static int tables_charge(struct wset *ws, int index_fd, struct leat_error *err)
 {
     /* Seals are for memory: memfds and tmpfs know them, other file systems do not. */
-    uint64_t bytes = wset_table_bytes(&ws->index, fcntl(index_fd, F_GET_SEALS) >= 0, ws->pool);
-    return pool_tables_take(ws, bytes, err);
+    uint64_t bytes = wset_table_bytes(&ws->index, fcntl(index_fd, F_GET_SEALS) >= 0, ws->config);
+    return ws->config->owner->charge(ws, bytes, err);
 }
 
-static uint64_t scratch_bytes(const struct wset *ws)
-{
-    return dataset_scratch_bytes(&ws->index) +
-           (ws->remote ? fill_remote_bytes(&ws->index, ws->pool->config.s3.connections) : 0);
-}
-
-int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws, struct leat_error *err)
+int wset_new(const struct wset_config *config, int index_fd, bool trusted, struct wset **ret_ws,
+             struct leat_error *err)
 {
     struct wset *ws = calloc(1, sizeof(*ws));
     if (!ws)
@@ -175,21 +167,21 @@ int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws
     ws->serial = atomic_fetch_add(&serials, 1) + 1;
     ws->refs = 1;
     ws->index_fd = ws->live_fd = ws->live_fd_ro = -1;
-    ws->pool = pool;
-    if (pool)
-        pool_wset_born(pool);
+    if (config) {
+        ws->config = config;
+        ws->pool = config->pool;
+        config->owner->born(ws->pool);
+    }
     pthread_mutex_init(&ws->straddle_lock, NULL);
     pthread_mutex_init(&ws->failure_lock, NULL);
     int rc = index_map(index_fd, &ws->index, err);
     /* First: to read a memfd with holes makes their memory, so it has to be ours to give. */
-    if (rc == 0 && pool)
+    if (rc == 0 && config)
         rc = tables_charge(ws, index_fd, err);
     if (rc == 0 && !trusted)
         rc = index_validate(&ws->index, err);
     for (uint64_t k = 0; rc == 0 && k < ws->index.header->nsources && !(ws->remote && ws->local); k++)
-        *(fill_is_remote(&ws->index, k) ? &ws->remote : &ws->local) = true;
-    if (rc == 0 && pool)
-        ws->scratch_each = scratch_bytes(ws);
+        *(index_source_is_remote(&ws->index, k) ? &ws->remote : &ws->local) = true;
     if (rc == 0)
         rc = live_create(ws, err);
     if (rc == 0) {
@@ -225,7 +217,8 @@ void wset_unref(struct wset *ws)
     if (!ws || atomic_fetch_sub(&ws->refs, 1) != 1)
         return;
     assert(list_empty(&ws->waiters) && list_empty(&ws->fill_node));
-    stream_window_free(ws->window);
+    if (ws->window)
+        ws->window_free(ws->window);
     access_unref(ws->access);
     source_groups_unref(ws->owner_groups);
     for (uint32_t g = 0; g < ws->nregions; g++)
@@ -257,8 +250,8 @@ void wset_unref(struct wset *ws)
     }
     pthread_mutex_destroy(&ws->straddle_lock);
     pthread_mutex_destroy(&ws->failure_lock);
-    if (ws->pool)
-        pool_wset_gone(ws);
+    if (ws->config)
+        ws->config->owner->gone(ws);
     free(ws);
 }
 
@@ -454,8 +447,9 @@ void wset_failure(struct wset *ws, uint64_t sample, int rc, const char *message)
     if (ws->nfailures == ws->failures_cap && ws->nfailures < FAILURES_KEPT) {
         /* The first are in SET_BYTES; more only as far as the pool has room for them. */
         unsigned cap = ws->failures_cap ? ws->failures_cap * 2 : FAILURES_FIRST;
-        bool paid = cap == FAILURES_FIRST || !ws->pool ||
-                    pool_tables_take(ws, (cap - ws->failures_cap) * sizeof(*ws->failures), NULL) == 0;
+        bool paid =
+            cap == FAILURES_FIRST || !ws->config ||
+            ws->config->owner->charge(ws, (cap - ws->failures_cap) * sizeof(*ws->failures), NULL) == 0;
         struct wset_failure *more = paid ? realloc(ws->failures, cap * sizeof(*more)) : NULL;
         if (more) {
             ws->failures = more;

@@ -46,9 +46,27 @@ struct wset_failure {
 
 struct straddle; /* a part whose pieces are not all here yet */
 
+/* What a set asks of its owner. */
+struct wset_owner_ops {
+    /* Takes reservations for tables of ws, counted in ws->table_bytes. Any thread. LEAT_NO_SPACE, with the figures in err. */
+    int (*charge)(struct wset *ws, uint64_t bytes, struct leat_error *err);
+    void (*born)(struct pool *pool);
+    /* The last reference is gone: what was charged comes back. Any thread. */
+    void (*gone)(struct wset *ws);
+};
+
+/* Outlives its sets. */
+struct wset_config {
+    const struct wset_owner_ops *owner;
+    struct pool *pool;     /* wset.pool: the owner's */
+    uint64_t region_bytes; /* of the pool: what wset_table_bytes reckons with */
+    int huge_dir;          /* of region_source; -1: none */
+};
+
 struct wset {
     /* control loop */
     struct list node;
+    const struct wset_config *config; /* NULL: a set without an owner */
     struct pool *pool;
     enum wset_state state;
     char *name, *spec; /* name "" = implicit */
@@ -130,14 +148,16 @@ struct wset {
     /* How they are read: set before anything is filled; a reference. NULL: as anybody. */
     struct access *access;
 
-    struct stream_window *window; /* NULL until first needed */
+    struct stream_window *window; /* NULL until first needed; then the last reference calls window_free */
+    void (*window_free)(struct stream_window *window);
 };
 
 /*
  * Maps index and live table and sets up the bookkeeping; takes index_fd on success. The region table is empty.
  * `trusted`: the index was made here; otherwise it is validated in full. LEAT_CORRUPT, -ENOMEM.
  */
-int wset_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws, struct leat_error *err);
+int wset_new(const struct wset_config *config, int index_fd, bool trusted, struct wset **ret_ws,
+             struct leat_error *err);
 struct wset *wset_ref(struct wset *ws);
 /* Any thread. The last one frees everything, the regions' memory with it. */
 void wset_unref(struct wset *ws);
@@ -156,7 +176,7 @@ uint64_t wset_run_bytes(const struct index *index, uint64_t first_byte_ns);
  * Memory that the tables of a set with this index take: the index itself when it is memory (`in_memory`; a file of the cache is the
  * kernel's page cache), states and checksums, and what is kept of each region and segment.
  */
-uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struct pool *pool);
+uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struct wset_config *config);
 
 /* Marks what lies at or above `end` as streamed. Before anything is filled. */
 void wset_pin(struct wset *ws, uint64_t end);
@@ -205,8 +225,6 @@ static inline enum live_state wset_sample_state(const struct wset *ws, uint64_t 
 {
     return (enum live_state)atomic_load_explicit(&ws->sample_state[i], memory_order_acquire);
 }
-/* Wakes whoever waits for samples of this set; any thread, coalesced. */
-void wset_progressed(struct wset *ws);
 /* A region of ours has been written: notes the page size that it got. Any thread. */
 void wset_note_pages(struct wset *ws, const struct region *region);
 /*
