@@ -8,13 +8,13 @@
 
 struct objects {
     struct store *store;
-    struct tier *tier;       /* NULL: no bucket has a remote */
+    struct tier *tier;
     pthread_mutex_t buckets; /* from a bucket's end until its remote is forgotten nobody makes another */
 };
 
 uint64_t objects_remote(const struct objects *o, const char *bucket)
 {
-    return o->tier ? tier_bucket_remote(o->tier, bucket) : 0;
+    return tier_bucket_remote(o->tier, bucket);
 }
 
 static bool has_remote(const struct objects *o, const char *bucket)
@@ -22,17 +22,13 @@ static bool has_remote(const struct objects *o, const char *bucket)
     return objects_remote(o, bucket) != 0;
 }
 
-void objects_set_tier(struct objects *o, struct tier *tier)
-{
-    o->tier = tier;
-}
-
-int objects_new(struct store *store, struct objects **ret_objects)
+int objects_new(struct store *store, struct tier *tier, struct objects **ret_objects)
 {
     struct objects *o = calloc(1, sizeof(*o));
     if (!o)
         return -ENOMEM;
     o->store = store;
+    o->tier = tier;
     pthread_mutex_init(&o->buckets, NULL);
     *ret_objects = o;
     return 0;
@@ -69,8 +65,12 @@ int objects_bucket_create(struct objects *o, const char *bucket, const char *own
 
 int objects_bucket_remote(struct objects *o, const char *bucket, const char *remote, struct leat_error *err)
 {
-    return o->tier ? tier_bucket_set(o->tier, bucket, remote, err)
-                   : error_set(err, LEAT_UNSUPPORTED, "buckets stand in front of no others here");
+    return tier_bucket_set(o->tier, bucket, remote, err);
+}
+
+int objects_bucket_remote(struct objects *o, const char *bucket, char **ret_remote, struct leat_error *err)
+{
+    return tier_bucket_get(o->tier, bucket, ret_remote, err);
 }
 
 static int found_one(void *user, const struct store_entry *entry)
@@ -97,23 +97,62 @@ int objects_bucket_delete(struct objects *o, const char *bucket, struct leat_err
     return rc;
 }
 
-void objects_owner_of(const char *props, char ret_owner[OBJECTS_OWNER_MAX + 1])
+/* Properties are JSON. */
+static struct objects_bucket bucket_of(const struct store_bucket *b)
 {
-    json_t *root = json_loads(props, 0, NULL);
-    const char *owner = json_string_value(json_object_get(root, "owner"));
-    snprintf(ret_owner, OBJECTS_OWNER_MAX + 1, "%s", owner ? owner : "");
-    json_decref(root);
+    struct objects_bucket bucket = {.created_ns = b->created_ns, .caching = b->flags & STORE_BUCKET_REMOTE};
+    json_t *props = json_loads(b->props, 0, NULL);
+    const char *owner = json_string_value(json_object_get(props, "owner"));
+    snprintf(bucket.owner, sizeof(bucket.owner), "%s", owner ? owner : "");
+    memcpy(bucket.name, b->name, sizeof(bucket.name));
+    json_decref(props);
+    return bucket;
 }
 
-int objects_bucket_owner(struct objects *o, const char *bucket, char ret_owner[OBJECTS_OWNER_MAX + 1])
+int objects_bucket_get(struct objects *o, const char *bucket, struct objects_bucket *ret_bucket,
+                       struct leat_error *err)
 {
     struct store_bucket b;
-    int rc = store_bucket_get(o->store, bucket, &b, NULL);
+    int rc = store_bucket_get(o->store, bucket, &b, err);
     if (rc < 0)
         return rc;
-    objects_owner_of(b.props, ret_owner);
+    *ret_bucket = bucket_of(&b);
     store_bucket_fini(&b);
     return 0;
+}
+
+struct bucket_list {
+    int (*bucket)(void *user, const struct objects_bucket *bucket);
+    void *user;
+};
+
+static int list_bucket(void *user, const struct store_bucket *b)
+{
+    const struct bucket_list *l = user;
+    struct objects_bucket bucket = bucket_of(b);
+    return l->bucket(l->user, &bucket);
+}
+
+int objects_bucket_list(struct objects *o, int (*bucket)(void *user, const struct objects_bucket *bucket),
+                        void *user)
+{
+    return store_bucket_list(o->store, list_bucket, &(struct bucket_list){bucket, user});
+}
+
+int objects_bucket_set_owner(struct objects *o, const char *bucket, const char *owner, struct leat_error *err)
+{
+    struct store_bucket b;
+    int rc = store_bucket_get(o->store, bucket, &b, err);
+    if (rc < 0)
+        return rc;
+    json_t *props = json_loads(b.props, 0, NULL);
+    AUTO_FREE char *text = NULL;
+    if (props && json_object_set_new(props, "owner", json_string(owner)) == 0)
+        text = json_whole(props);
+    rc = text ? store_bucket_set(o->store, bucket, b.version, text, err) : -ENOMEM;
+    json_decref(props);
+    store_bucket_fini(&b);
+    return rc;
 }
 
 /* --- objects ---------------------------------------------------------------------------------------------------------------- */
@@ -122,8 +161,6 @@ int objects_get_cached(struct objects *o, const char *bucket, const void *key, s
                        struct store_obj **ret_obj, struct leat_error *err)
 {
     int rc = store_get_cached(o->store, bucket, key, key_len, ret_obj, err);
-    if (!o->tier)
-        return rc;
     if (rc == 0 && !tier_fresh(o->tier, bucket, key, key_len, *ret_obj)) {
         store_obj_unref(*ret_obj);
         rc = STORE_AGAIN;
@@ -166,23 +203,20 @@ int objects_check_meta(const struct objects *o, const char *bucket, const void *
 int objects_put_begin(struct objects *o, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
                       unsigned flags, struct store_put **ret_put, struct leat_error *err)
 {
-    return o->tier ? tier_put_begin(o->tier, bucket, key, key_len, bytes, flags, ret_put, err)
-                   : store_put_begin(o->store, bucket, key, key_len, bytes, flags, ret_put, err);
+    return tier_put_begin(o->tier, bucket, key, key_len, bytes, flags, ret_put, err);
 }
 
 int objects_put_commit(struct objects *o, const char *bucket, const void *key, size_t key_len,
                        struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
                        struct leat_error *err)
 {
-    return o->tier ? tier_put_commit(o->tier, bucket, key, key_len, put, commit, ret_info, err)
-                   : store_put_commit(put, commit, ret_info, err);
+    return tier_put_commit(o->tier, bucket, key, key_len, put, commit, ret_info, err);
 }
 
 int objects_delete(struct objects *o, const char *bucket, const void *key, size_t key_len,
                    struct leat_error *err)
 {
-    return o->tier ? tier_delete(o->tier, bucket, key, key_len, err)
-                   : store_delete(o->store, bucket, key, key_len, 0, err);
+    return tier_delete(o->tier, bucket, key, key_len, err);
 }
 
 int objects_delete_many(struct objects *o, const char *bucket, const struct store_key *keys, unsigned n,

@@ -13,27 +13,38 @@
 
 struct objects;
 
-int objects_new(struct store *store, struct objects **ret_objects);
+/* Store and tier are the caller's, and outlive it. */
+int objects_new(struct store *store, struct tier *tier, struct objects **ret_objects);
 void objects_free(struct objects *o); /* NULL is fine */
 struct store *objects_store(struct objects *o);
-/* Before any door: buckets may have a remote from here on. It outlives the doors. */
-void objects_set_tier(struct objects *o, struct tier *tier);
 /* [loop] Which remote what is done in this bucket waits for, as a number; 0: for none. */
 uint64_t objects_remote(const struct objects *o, const char *bucket);
 
-/* --- buckets: properties are JSON; "owner" is the name of who made it ------------------------------------------------------- */
+/* --- buckets ---------------------------------------------------------------------------------------------------------------- */
 
 #define OBJECTS_OWNER_MAX 64u
+struct objects_bucket {
+    char name[STORE_BUCKET_MAX + 1];
+    char owner[OBJECTS_OWNER_MAX + 1]; /* name of a user of the keys file; "": no owner */
+    int64_t created_ns;                /* since 1970 */
+    bool caching;                      /* it has a remote */
+};
+/* [loop] STORE_NO_BUCKET, STORE_BUCKET_DAMAGED. */
+int objects_bucket_get(struct objects *o, const char *bucket, struct objects_bucket *ret_bucket,
+                       struct leat_error *err);
+/* [loop] By name, sorted. A result of the callback other than 0 ends the list and is returned. The callback may not call objects. */
+int objects_bucket_list(struct objects *o, int (*bucket)(void *user, const struct objects_bucket *bucket),
+                        void *user);
 /* restore: also one whose description is damaged, with the objects that it had. For administrators only: who made it is not known any more. */
 int objects_bucket_create(struct objects *o, const char *bucket, const char *owner, bool restore,
                           struct leat_error *err);
-/* What it stands in front of, as tier.h has it. */
+/* The other properties stay. STORE_PRECONDITION: another thread changed them at the same time. */
+int objects_bucket_set_owner(struct objects *o, const char *bucket, const char *owner,
+                             struct leat_error *err);
+/* Its remote, as JSON (tier_bucket_set): NULL takes it away. What objects_bucket_remote gives has no secrets, and is the caller's to free. */
 int objects_bucket_remote(struct objects *o, const char *bucket, const char *remote, struct leat_error *err);
+int objects_bucket_remote(struct objects *o, const char *bucket, char **ret_remote, struct leat_error *err);
 int objects_bucket_delete(struct objects *o, const char *bucket, struct leat_error *err);
-/* [loop] "" where nobody owns it. */
-int objects_bucket_owner(struct objects *o, const char *bucket, char ret_owner[OBJECTS_OWNER_MAX + 1]);
-/* The same of properties at hand. */
-void objects_owner_of(const char *props, char ret_owner[OBJECTS_OWNER_MAX + 1]);
 
 /* --- objects ------------------------------------------------------------------------------------------------------------------ */
 

@@ -39,7 +39,6 @@ struct serve {
     struct budget budget;
     struct store *store;
     struct tier *tier;
-    struct admin_tier admin_tier;
     struct objects *objects;
     struct keyring *keys;
     struct site *site;
@@ -187,9 +186,9 @@ static int start_admin(struct serve *s, const struct serve_config *c, struct lea
         snprintf(s->node_name, sizeof(s->node_name), "%s", c->node_name);
     else if (gethostname(s->node_name, sizeof(s->node_name) - 1) < 0)
         snprintf(s->node_name, sizeof(s->node_name), "localhost");
-    s->admin_tier = (struct admin_tier)ADMIN_TIER(s->tier);
     struct admin_config config = {.objects = s->objects,
-                                  .tier = &s->admin_tier,
+                                  .tier = s->tier,
+                                  .store = s->store,
                                   .pool = c->pool,
                                   .site = s->site,
                                   .workers = s->workers,
@@ -233,9 +232,7 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
     if (rc == 0)
         rc = tier_new(&(struct tier_config){.store = s->store, .budget = &s->budget}, &s->tier, err);
     if (rc == 0)
-        rc = objects_new(s->store, &s->objects);
-    if (rc == 0)
-        objects_set_tier(s->objects, s->tier);
+        rc = objects_new(s->store, s->tier, &s->objects);
     if (rc == 0)
         rc = http_workers_new(0, 0, &s->workers, err);
     if (rc == 0)
@@ -301,7 +298,8 @@ struct store *serve_store(struct serve *s)
 bool serve_may_read(void *user, uint32_t uid, const char *bucket)
 {
     struct serve *s = user;
-    char owner[OBJECTS_OWNER_MAX + 1] = "", text[4096];
+    struct objects_bucket b;
+    char text[4096];
     struct passwd pw, *found = NULL;
     if (uid == geteuid() || uid == 0)
         return true;
@@ -309,9 +307,9 @@ bool serve_may_read(void *user, uint32_t uid, const char *bucket)
     const struct keys_user *who = NULL;
     if (getpwuid_r(uid, &pw, text, sizeof(text), &found) == 0 && found)
         who = keys_named(keys, pw.pw_name);
-    if (objects_bucket_owner(s->objects, bucket, owner) < 0)
-        owner[0] = 0;
-    bool may = keys_may(keys, who ? who : keys_anonymous(keys), bucket, owner, KEYS_READ);
+    if (objects_bucket_get(s->objects, bucket, &b, NULL) < 0)
+        b.owner[0] = 0;
+    bool may = keys_may(keys, who ? who : keys_anonymous(keys), bucket, b.owner, KEYS_READ);
     keys_unref(keys);
     return may;
 }

@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 
 #include "base/rng.h"
-#include "objects/objects.h"
 #include "objects/tier/testing.h"
 #include "store/testing.h"
 
@@ -326,67 +325,6 @@ static void test_another_bucket(void **state)
     end_web();
 }
 
-struct maker {
-    pthread_t thread;
-    struct objects *objects;
-    int rc;
-};
-
-static void *take_bucket_away(void *arg)
-{
-    struct maker *me = arg;
-    me->rc = objects_bucket_delete(me->objects, "bkt", NULL);
-    return NULL;
-}
-
-/* What is made as soon as the old one is gone has the settings that it is given: those of the old one are forgotten before, not after. */
-static void test_made_again_at_once(void **state)
-{
-    (void)state;
-    struct caller admin = {.call = attach};
-    struct maker maker = {0};
-    assert_int_equal(objects_new(world.store, &maker.objects), 0);
-    objects_set_tier(maker.objects, world.tier);
-    for (unsigned round = 0; round < testing_rounds(400); round++) {
-        assert_int_equal(objects_bucket_create(maker.objects, "bkt", "me", false, NULL), 0);
-        assert_int_equal(attach(&admin), 0);
-        assert_int_equal(pthread_create(&maker.thread, NULL, take_bucket_away, &maker), 0);
-        int rc = STORE_EXISTS;
-        while (rc == STORE_EXISTS)
-            rc = objects_bucket_create(maker.objects, "bkt", "me", false, NULL);
-        assert_int_equal(rc, 0);
-        assert_int_equal(tier_bucket_remote(world.tier, "bkt"), 0);
-        assert_int_equal(attach(&admin), 0);
-        pthread_join(maker.thread, NULL);
-        assert_int_equal(maker.rc, 0);
-        assert_int_not_equal(tier_bucket_remote(world.tier, "bkt"), 0);
-        assert_int_equal(objects_bucket_delete(maker.objects, "bkt", NULL), 0);
-    }
-    objects_free(maker.objects);
-}
-
-/* And who sets them while it is deleted sets them of what is there, or of nothing. */
-static void test_set_while_deleted(void **state)
-{
-    (void)state;
-    struct caller admin = {.call = attach};
-    struct maker maker = {0};
-    unsigned set = 0;
-    assert_int_equal(objects_new(world.store, &maker.objects), 0);
-    objects_set_tier(maker.objects, world.tier);
-    for (unsigned round = 0; round < testing_rounds(400); round++) {
-        assert_int_equal(objects_bucket_create(maker.objects, "bkt", "me", false, NULL), 0);
-        begin(&admin);
-        usleep(round % 20 * 50);
-        take_bucket_away(&maker);
-        set += end(&admin) == 0;
-        assert_int_equal(maker.rc, 0);
-        assert_int_equal(tier_bucket_remote(world.tier, "bkt"), 0);
-    }
-    assert_true(set > 0);
-    objects_free(maker.objects);
-}
-
 /* Settings that change while a fetch is under way are no other remote, but what is deleted meanwhile is not kept either. */
 static void test_settings_between(void **state)
 {
@@ -648,8 +586,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_another_remote, setup, teardown),
         cmocka_unit_test_setup_teardown(test_another_remote_for_who_waits, setup, teardown),
         cmocka_unit_test_setup_teardown(test_another_bucket, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_made_again_at_once, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_set_while_deleted, setup, teardown),
         cmocka_unit_test_setup_teardown(test_settings_between, setup, teardown),
         cmocka_unit_test_setup_teardown(test_detached_while_checked, setup, teardown),
         cmocka_unit_test_setup_teardown(test_detached_before_commit, setup, teardown),

@@ -30,29 +30,12 @@ struct admin_pool {
     int (*drop)(void *user, const char *name, bool force, struct leat_error *err);
 };
 
-/* What of a cold tier is used here: ADMIN_TIER gives it for one of objects/tier. */
-struct admin_tier {
-    struct tier *tier;
-    int (*bucket_set)(struct tier *t, const char *bucket, const char *remote_json, struct leat_error *err);
-    int (*bucket_get)(struct tier *t, const char *bucket, char **ret_json, struct leat_error *err);
-    int (*job_start)(struct tier *t, const struct tier_job_spec *spec, uint64_t *ret_id,
-                     struct leat_error *err);
-    int (*job_get)(struct tier *t, uint64_t id, struct tier_job_info *ret_info);
-    int (*job_cancel)(struct tier *t, uint64_t id);
-    int (*job_list)(struct tier *t, int (*job)(void *user, const struct tier_job_info *info), void *user);
-    void (*stats)(struct tier *t, struct tier_stats *ret_stats);
-};
-#define ADMIN_TIER(tier)                                                                                     \
-    {                                                                                                        \
-        tier, tier_bucket_set, tier_bucket_get, tier_job_start, tier_job_get, tier_job_cancel,               \
-            tier_job_list, tier_stats                                                                        \
-    }
-
-/* All of it is the caller's and outlives the admin; store, objects, tier and pool may be NULL: then there is none. */
+/* All of it is the caller's and outlives the admin. */
 struct admin_config {
-    struct objects *objects; /* with its store */
-    const struct admin_tier *tier;
-    const struct admin_pool *pool;
+    struct objects *objects;
+    struct tier *tier;             /* for jobs and numbers */
+    struct store *store;           /* for the state of this node's disks, and the scrub */
+    const struct admin_pool *pool; /* NULL: none */
     const struct site *site;
     struct http_workers *workers;
     const char *token; /* NULL: none */

@@ -61,7 +61,7 @@ int v1_job(struct admin_task *v);
 int v1_job_start(struct admin_task *v);
 int v1_job_cancel(struct admin_task *v);
 /* The jobs as an array; NULL: no memory. */
-json_t *jobs_array(const struct admin_tier *tier);
+json_t *jobs_array(struct tier *tier);
 /* v1_scrub.c */
 int v1_scrub(struct admin_task *v);
 int v1_scrub_start(struct admin_task *v);
@@ -85,7 +85,7 @@ void page_answer(struct admin *admin, struct http_request *req);
 extern const unsigned char admin_page_html[], admin_openapi_json[];
 extern const size_t admin_page_html_len, admin_openapi_json_len;
 
-/* "not here" of a server without store, tier or pool. */
+/* "not here" of a server without a pool. */
 int admin_none(struct admin_task *v, const char *what);
 /* Bytes of a name as JSON can have them: what is no UTF-8 is escaped. */
 json_t *admin_text(const char *s);

@@ -213,10 +213,10 @@ static int disks(struct bytes_out *out, struct store *store)
     return 0;
 }
 
-static void cold(struct bytes_out *out, const struct admin_tier *tier)
+static void cold(struct bytes_out *out, struct tier *tier)
 {
     struct tier_stats s;
-    tier->stats(tier->tier, &s);
+    tier_stats(tier, &s);
     counter(out, "tier_fetches_total", "Fetches of objects from remotes that began to bring bytes.",
             s.fetches);
     counter(out, "tier_fetched_bytes_total", "Their bytes.", s.fetched_bytes);
@@ -290,10 +290,9 @@ int metrics_all(struct admin_task *v)
         http_put(&text, pool);
     if (server)
         services(&text, server);
-    if (rc == 0 && c->objects)
-        rc = disks(&text, objects_store(c->objects));
-    if (c->tier)
-        cold(&text, c->tier);
+    if (rc == 0)
+        rc = disks(&text, c->store);
+    cold(&text, c->tier);
     if (rc == 0 && text.failed)
         rc = -ENOMEM;
     if (rc == 0 && v->openmetrics) {

@@ -17,54 +17,43 @@ static void put_time(json_t *json, const char *name, int64_t ns)
     json_object_set_new(json, name, json_string(text));
 }
 
-static json_t *bucket_json(const struct store_bucket *b)
+static json_t *bucket_json(const struct objects_bucket *b)
 {
-    char owner[OBJECTS_OWNER_MAX + 1];
-    objects_owner_of(b->props, owner);
-    json_t *json =
-        json_pack("{s:s, s:o, s:b}", "name", b->name, "owner", owner[0] ? admin_text(owner) : json_null(),
-                  "cold", !!(b->flags & STORE_BUCKET_REMOTE));
+    json_t *json = json_pack("{s:s, s:o, s:b}", "name", b->name, "owner",
+                             b->owner[0] ? admin_text(b->owner) : json_null(), "cold", b->caching);
     if (json)
         put_time(json, "created", b->created_ns);
     return json;
 }
 
-static int add_bucket(void *user, const struct store_bucket *b)
+static int add_bucket(void *user, const struct objects_bucket *b)
 {
     return json_array_append_new(user, bucket_json(b)) < 0 ? -ENOMEM : 0;
 }
 
 int v1_buckets(struct admin_task *v)
 {
-    if (!v->admin->config.objects)
-        return admin_none(v, "store");
     json_t *buckets = json_array();
     v->out = json_pack("{s:o}", "buckets", buckets);
-    return v->out ? store_bucket_list(objects_store(v->admin->config.objects), add_bucket, buckets) : -ENOMEM;
-}
-
-static int look(struct admin_task *v)
-{
-    struct store_bucket b;
-    struct admin_config *c = &v->admin->config;
-    AUTO_FREE char *remote = NULL;
-    int rc = store_bucket_get(objects_store(c->objects), v->name, &b, &v->err);
-    if (rc < 0)
-        return v->err.message[0] ? rc : error_set(&v->err, rc, "there is no bucket \"%s\"", v->name);
-    v->out = bucket_json(&b);
-    store_bucket_fini(&b);
-    if (!v->out)
-        return -ENOMEM;
-    if (c->tier && c->tier->bucket_get(c->tier->tier, v->name, &remote, NULL) == 0)
-        json_object_set_new(v->out, "remote", json_loads(remote, 0, NULL));
-    else
-        json_object_set_new(v->out, "remote", json_null());
-    return 0;
+    return v->out ? objects_bucket_list(v->admin->config.objects, add_bucket, buckets) : -ENOMEM;
 }
 
 int v1_bucket(struct admin_task *v)
 {
-    return v->admin->config.objects ? look(v) : admin_none(v, "store");
+    struct objects_bucket b;
+    struct objects *objects = v->admin->config.objects;
+    AUTO_FREE char *remote = NULL;
+    int rc = objects_bucket_get(objects, v->name, &b, &v->err);
+    if (rc < 0)
+        return v->err.message[0] ? rc : error_set(&v->err, rc, "there is no bucket \"%s\"", v->name);
+    v->out = bucket_json(&b);
+    if (!v->out)
+        return -ENOMEM;
+    if (objects_bucket_remote(objects, v->name, &remote, NULL) == 0)
+        json_object_set_new(v->out, "remote", json_loads(remote, 0, NULL));
+    else
+        json_object_set_new(v->out, "remote", json_null());
+    return 0;
 }
 
 static int check_fields(struct admin_task *v)
@@ -87,42 +76,18 @@ static int check_fields(struct admin_task *v)
     return 0;
 }
 
-/* The owner of one that is there already: the other properties stay. */
-static int set_owner(struct admin_task *v, const char *owner)
-{
-    struct store *store = objects_store(v->admin->config.objects);
-    struct store_bucket b;
-    int rc = store_bucket_get(store, v->name, &b, &v->err);
-    if (rc < 0)
-        return rc;
-    json_t *props = json_loads(b.props, 0, NULL);
-    AUTO_FREE char *text = NULL;
-    if (props && json_object_set_new(props, "owner", json_string(owner)) == 0)
-        text = json_whole(props);
-    rc = text ? store_bucket_set(store, v->name, b.version, text, &v->err) : -ENOMEM;
-    json_decref(props);
-    store_bucket_fini(&b);
-    return rc;
-}
-
 static int set_remote(struct admin_task *v, json_t *remote)
 {
-    const struct admin_tier *tier = v->admin->config.tier;
-    if (!tier)
-        return error_set(&v->err, LEAT_UNSUPPORTED,
-                         "this server has no cold tier: its buckets have no remote");
     AUTO_FREE char *text = json_is_null(remote) ? NULL : json_whole(remote);
     if (!text && !json_is_null(remote))
         return -ENOMEM;
-    return tier->bucket_set(tier->tier, v->name, text, &v->err);
+    return objects_bucket_remote(v->admin->config.objects, v->name, text, &v->err);
 }
 
 /* Makes it, or changes what was named of one that is there. */
 int v1_bucket_put(struct admin_task *v)
 {
     struct objects *objects = v->admin->config.objects;
-    if (!objects)
-        return admin_none(v, "store");
     int rc = check_fields(v);
     if (rc < 0)
         return rc;
@@ -132,7 +97,7 @@ int v1_bucket_put(struct admin_task *v)
     bool made = rc == 0;
     if (rc == STORE_EXISTS) {
         v->err = (struct leat_error){0};
-        rc = owner ? set_owner(v, owner) : 0;
+        rc = owner ? objects_bucket_set_owner(objects, v->name, owner, &v->err) : 0;
     }
     if (rc == 0 && remote)
         rc = set_remote(v, remote);
@@ -142,15 +107,12 @@ int v1_bucket_put(struct admin_task *v)
         return rc;
     }
     v->status = made ? 201 : 200;
-    return look(v);
+    return v1_bucket(v);
 }
 
 int v1_bucket_delete(struct admin_task *v)
 {
-    struct admin_config *c = &v->admin->config;
-    if (!c->objects)
-        return admin_none(v, "store");
-    int rc = objects_bucket_delete(c->objects, v->name, &v->err);
+    int rc = objects_bucket_delete(v->admin->config.objects, v->name, &v->err);
     v->status = 204;
     return rc;
 }

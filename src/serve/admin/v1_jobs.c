@@ -32,10 +32,10 @@ static int add_job(void *user, const struct tier_job_info *info)
     return json_array_append_new(user, job_json(info)) < 0 ? -ENOMEM : 0;
 }
 
-json_t *jobs_array(const struct admin_tier *tier)
+json_t *jobs_array(struct tier *tier)
 {
     json_t *jobs = json_array();
-    if (jobs && tier->job_list(tier->tier, add_job, jobs) < 0) {
+    if (jobs && tier_job_list(tier, add_job, jobs) < 0) {
         json_decref(jobs);
         return NULL;
     }
@@ -44,16 +44,13 @@ json_t *jobs_array(const struct admin_tier *tier)
 
 int v1_jobs(struct admin_task *v)
 {
-    const struct admin_tier *tier = v->admin->config.tier;
-    json_t *jobs = tier ? jobs_array(tier) : json_array();
+    json_t *jobs = jobs_array(v->admin->config.tier);
     v->out = jobs ? json_pack("{s:o}", "jobs", jobs) : NULL;
     return v->out ? 0 : -ENOMEM;
 }
 
 static int parse_id(struct admin_task *v, uint64_t *ret_id)
 {
-    if (!v->admin->config.tier)
-        return admin_none(v, "cold tier");
     if (!http_text_u64((struct http_text){v->name, strlen(v->name)}, ret_id))
         return error_set(&v->err, LEAT_NOT_FOUND, "\"%.60s\" is no number of a job", v->name);
     return 0;
@@ -61,11 +58,10 @@ static int parse_id(struct admin_task *v, uint64_t *ret_id)
 
 static int show(struct admin_task *v, uint64_t id)
 {
-    const struct admin_tier *tier = v->admin->config.tier;
     AUTO_FREE struct tier_job_info *info = malloc(sizeof(*info));
     if (!info)
         return -ENOMEM;
-    if (tier->job_get(tier->tier, id, info) < 0)
+    if (tier_job_get(v->admin->config.tier, id, info) < 0)
         return error_set(&v->err, LEAT_NOT_FOUND, "there is no job %llu, or it ended long ago",
                          (unsigned long long)id);
     v->out = job_json(info);
@@ -81,10 +77,9 @@ int v1_job(struct admin_task *v)
 
 int v1_job_cancel(struct admin_task *v)
 {
-    const struct admin_tier *tier = v->admin->config.tier;
     uint64_t id;
     int rc = parse_id(v, &id);
-    if (rc == 0 && tier->job_cancel(tier->tier, id) < 0)
+    if (rc == 0 && tier_job_cancel(v->admin->config.tier, id) < 0)
         rc = error_set(&v->err, LEAT_NOT_FOUND, "there is no job %llu, or it ended long ago",
                        (unsigned long long)id);
     v->status = 202;
@@ -152,9 +147,6 @@ static int check_fields(struct admin_task *v)
 
 int v1_job_start(struct admin_task *v)
 {
-    const struct admin_tier *tier = v->admin->config.tier;
-    if (!tier)
-        return admin_none(v, "cold tier");
     enum tier_job_kind kind = TIER_PREFETCH;
     AUTO_FREE const char **keys = NULL;
     unsigned nkeys = 0;
@@ -172,7 +164,7 @@ int v1_job_start(struct admin_task *v)
                                  .keys = keys,
                                  .nkeys = nkeys,
                                  .update = json_is_true(json_object_get(v->in, "update"))};
-    rc = tier->job_start(tier->tier, &spec, &id, &v->err);
+    rc = tier_job_start(v->admin->config.tier, &spec, &id, &v->err);
     v->status = 202;
     return rc < 0 ? rc : show(v, id);
 }

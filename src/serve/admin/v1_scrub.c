@@ -37,8 +37,9 @@ static int add_damage(void *user, const struct store_damage *d)
     return json_array_append_new(user, json) < 0 ? -ENOMEM : 0;
 }
 
-static int show(struct admin_task *v, struct store *store)
+int v1_scrub(struct admin_task *v)
 {
+    struct store *store = v->admin->config.store;
     AUTO_FREE struct store_status *s = malloc(sizeof(*s));
     if (!s)
         return -ENOMEM;
@@ -52,38 +53,18 @@ static int show(struct admin_task *v, struct store *store)
     return rc < 0 || !v->out ? -ENOMEM : 0;
 }
 
-static struct store *store_of(struct admin_task *v)
-{
-    if (v->admin->config.objects)
-        return objects_store(v->admin->config.objects);
-    admin_none(v, "store");
-    return NULL;
-}
-
-int v1_scrub(struct admin_task *v)
-{
-    struct store *store = store_of(v);
-    return store ? show(v, store) : LEAT_NOT_FOUND;
-}
-
 int v1_scrub_start(struct admin_task *v)
 {
-    struct store *store = store_of(v);
-    if (!store)
-        return LEAT_NOT_FOUND;
     if (json_object_size(v->in))
         return error_set(&v->err, LEAT_INVALID, "nothing is to be said of a scrub: {}");
-    store_scrub_start(store);
+    store_scrub_start(v->admin->config.store);
     v->status = 202;
-    return show(v, store);
+    return v1_scrub(v);
 }
 
 int v1_scrub_stop(struct admin_task *v)
 {
-    struct store *store = store_of(v);
-    if (!store)
-        return LEAT_NOT_FOUND;
-    store_scrub_stop(store);
+    store_scrub_stop(v->admin->config.store);
     v->status = 202;
-    return show(v, store);
+    return v1_scrub(v);
 }

@@ -43,12 +43,10 @@ static json_t *path_json(const struct store_path_status *p)
 
 static json_t *store_json(struct admin *admin)
 {
-    if (!admin->config.objects)
-        return json_null();
     AUTO_FREE struct store_status *s = malloc(sizeof(*s));
     if (!s)
         return NULL;
-    store_status(objects_store(admin->config.objects), s);
+    store_status(admin->config.store, s);
     json_t *paths = json_array();
     for (unsigned i = 0; i < s->npaths; i++)
         json_array_append_new(paths, path_json(&s->paths[i]));
@@ -61,9 +59,7 @@ static json_t *store_json(struct admin *admin)
 static json_t *tier_json(struct admin *admin)
 {
     struct tier_stats s;
-    if (!admin->config.tier)
-        return json_null();
-    admin->config.tier->stats(admin->config.tier->tier, &s);
+    tier_stats(admin->config.tier, &s);
     json_t *json = json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:i}", "fetches",
                              (json_int_t)s.fetches, "fetched_bytes", (json_int_t)s.fetched_bytes,
                              "fetch_failed", (json_int_t)s.fetch_failed, "joined", (json_int_t)s.joined,
@@ -92,7 +88,7 @@ static json_t *pool_json(struct admin_task *v)
 int v1_status(struct admin_task *v)
 {
     struct admin *admin = v->admin;
-    json_t *jobs = admin->config.tier ? jobs_array(admin->config.tier) : json_array();
+    json_t *jobs = jobs_array(admin->config.tier);
     v->out =
         json_pack("{s:o, s:s, s:f, s:o, s:o, s:o, s:o, s:o}", "node", admin_text(admin->config.node_name),
                   "version", admin->config.version, "uptime_seconds",
@@ -108,23 +104,20 @@ int v1_ready(struct admin_task *v)
     v->type = "text/plain; charset=utf-8";
     if (atomic_load(&admin->server) && http_server_stopping(atomic_load(&admin->server)))
         return error_set(&v->err, -ENOMEM, "this server was told to end");
-    if (admin->config.objects) {
-        AUTO_FREE struct store_status *s = malloc(sizeof(*s));
-        unsigned good = 0;
-        if (!s)
-            return -ENOMEM;
-        store_status(objects_store(admin->config.objects), s);
-        for (unsigned i = 0; i < s->npaths; i++)
-            good += s->paths[i].state == STORE_PATH_OK;
-        if (good == 0)
-            return error_set(&v->err, -ENOMEM, "no disk of the store works");
-        if (s->damaged_buckets)
-            return error_set(
-                &v->err, -ENOMEM,
-                "%u buckets cannot be served: their descriptions are damaged, and the server's log "
-                "names them; restore them from a backup, or create them again as an administrator",
-                s->damaged_buckets);
-    }
+    AUTO_FREE struct store_status *s = malloc(sizeof(*s));
+    unsigned good = 0;
+    if (!s)
+        return -ENOMEM;
+    store_status(admin->config.store, s);
+    for (unsigned i = 0; i < s->npaths; i++)
+        good += s->paths[i].state == STORE_PATH_OK;
+    if (good == 0)
+        return error_set(&v->err, -ENOMEM, "no disk of the store works");
+    if (s->damaged_buckets)
+        return error_set(&v->err, -ENOMEM,
+                         "%u buckets cannot be served: their descriptions are damaged, and the server's log "
+                         "names them; restore them from a backup, or create them again as an administrator",
+                         s->damaged_buckets);
     if (admin->config.pool) {
         AUTO_FREE char *text = NULL;
         if (admin->config.pool->query(admin->config.pool->user, LEAT_QUERY_LIST, NULL, false, &text,

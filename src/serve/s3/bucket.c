@@ -7,12 +7,10 @@
 
 /* --- ListBuckets ------------------------------------------------------------------------------------------------------------------ */
 
-static int put_bucket(void *user, const struct store_bucket *bucket)
+static int put_bucket(void *user, const struct objects_bucket *bucket)
 {
     struct s3_task *v = user;
-    char owner[OBJECTS_OWNER_MAX + 1];
-    objects_owner_of(bucket->props, owner);
-    if (keys_may(v->keys, v->user, bucket->name, owner, KEYS_READ))
+    if (keys_may(v->keys, v->user, bucket->name, bucket->owner, KEYS_READ))
         s3_buckets_put(&v->out, bucket->name, bucket->created_ns / 1000000000);
     return 0;
 }
@@ -20,7 +18,7 @@ static int put_bucket(void *user, const struct store_bucket *bucket)
 static void list_buckets(struct s3_task *v)
 {
     s3_buckets_begin(&v->out, v->user->name);
-    store_bucket_list(objects_store(v->service->objects), put_bucket, v);
+    objects_bucket_list(v->service->objects, put_bucket, v);
     s3_buckets_end(&v->out);
 }
 
@@ -37,9 +35,9 @@ void op_list_buckets(struct s3_task *v)
  */
 static enum s3_code taken(struct s3_task *v)
 {
-    char owner[OBJECTS_OWNER_MAX + 1];
-    int rc = objects_bucket_owner(v->service->objects, v->call.bucket, owner);
-    if (rc < 0 || !v->user->access || strcmp(owner, v->user->name) != 0)
+    struct objects_bucket bucket;
+    int rc = objects_bucket_get(v->service->objects, v->call.bucket, &bucket, NULL);
+    if (rc < 0 || !v->user->access || strcmp(bucket.owner, v->user->name) != 0)
         return S3_BUCKET_EXISTS;
     return strcmp(v->service->region, "us-east-1") == 0 && !v->remote ? S3_OK : S3_BUCKET_OWNED;
 }
@@ -146,8 +144,8 @@ void op_delete_bucket(struct s3_task *v)
 
 static bool exists(struct s3_task *v)
 {
-    char owner[OBJECTS_OWNER_MAX + 1];
-    int rc = objects_bucket_owner(v->service->objects, v->call.bucket, owner);
+    struct objects_bucket bucket;
+    int rc = objects_bucket_get(v->service->objects, v->call.bucket, &bucket, NULL);
     if (rc < 0) {
         s3_task_fail_store(v, rc, NULL);
         s3_task_refuse(v);
@@ -181,12 +179,12 @@ static void find_key(struct s3_task *v)
 
 static void say_default(struct s3_task *v)
 {
-    char owner[OBJECTS_OWNER_MAX + 1] = "";
-    objects_bucket_owner(v->service->objects, v->call.bucket, owner);
+    struct objects_bucket bucket = {.owner = ""};
+    objects_bucket_get(v->service->objects, v->call.bucket, &bucket, NULL);
     if (strcmp(v->call.subject, "encryption") == 0 && service_encrypts(v->service, v->call.bucket)) {
         s3_encryption_put(&v->out);
         s3_task_send_xml(v);
-    } else if (s3_default_put(&v->out, &v->call, owner)) {
+    } else if (s3_default_put(&v->out, &v->call, bucket.owner)) {
         s3_task_send_xml(v);
     } else {
         s3_task_fail(v, v->call.code, NULL);

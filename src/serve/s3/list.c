@@ -14,7 +14,7 @@
 struct listing {
     struct s3_task *v;
     struct s3_page page;
-    char owner[OBJECTS_OWNER_MAX + 1];
+    struct objects_bucket bucket;
     struct bytes_out entries, last; /* last: key or prefix of the newest entry */
     bool last_is_prefix;
     char token[2 * S3_KEY_MAX + 2];
@@ -131,7 +131,7 @@ static int put_entry(void *user, const struct store_entry *e)
         s3_page_prefix(out, &l->page, e->key, e->key_len);
     else
         s3_page_object(out, &l->page, e->key, e->key_len, e->bytes, e->etag, e->mtime_ns / 1000000000,
-                       l->owner);
+                       l->bucket.owner);
     if (l->page.count >= l->page.max_keys) {
         bytes_out_reset(&l->last);
         bytes_put(&l->last, e->key, e->key_len);
@@ -157,7 +157,7 @@ static int entries(struct listing *l, struct leat_error *err)
     if (!spec.after_len)
         spec.after = NULL;
     bool more = false;
-    int rc = objects_bucket_owner(v->service->objects, v->call.bucket, l->owner);
+    int rc = objects_bucket_get(v->service->objects, v->call.bucket, &l->bucket, NULL);
     if (rc == 0 && p->max_keys)
         rc = objects_list(v->service->objects, v->call.bucket, &spec, put_entry, l, &more, err);
     p->truncated = more;

@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <strings.h>
 
-#include "backend/backend.h"
-
 #define USER_META_MAX 2048u
 #define DELETE_MAX    (2 * MIB)
 

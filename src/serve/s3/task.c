@@ -429,25 +429,25 @@ void etag_header(struct bytes_out *headers, const char *etag)
 enum s3_code s3_task_may(struct s3_service *service, struct keys *keys, const struct keys_user *user,
                          const char *bucket, enum keys_right right)
 {
-    char owner[OBJECTS_OWNER_MAX + 1];
+    struct objects_bucket b;
     if (keys_may(keys, user, bucket, "", right))
         return S3_OK;
     if (!user->access)
         return S3_ACCESS_DENIED;
-    int rc = objects_bucket_owner(service->objects, bucket, owner);
+    int rc = objects_bucket_get(service->objects, bucket, &b, NULL);
     if (rc == STORE_NO_BUCKET && user->create) /* who may make it, may know that it is not there */
         return S3_NO_SUCH_BUCKET;
     if (rc == STORE_BUCKET_DAMAGED) /* whose it is cannot be said */
         return S3_INTERNAL;
-    return rc == 0 && keys_may(keys, user, bucket, owner, right) ? S3_OK : S3_ACCESS_DENIED;
+    return rc == 0 && keys_may(keys, user, bucket, b.owner, right) ? S3_OK : S3_ACCESS_DENIED;
 }
 
 bool s3_task_expected_owner(struct s3_service *service, const struct http_request *req,
                             const struct s3_call *call, const char *name, const char *bucket)
 {
-    char owner[OBJECTS_OWNER_MAX + 1];
+    struct objects_bucket b;
     struct http_text expected = demand_of(req, call, name);
-    if (!expected.data || objects_bucket_owner(service->objects, bucket, owner) < 0)
+    if (!expected.data || objects_bucket_get(service->objects, bucket, &b, NULL) < 0)
         return true;
-    return http_text_is(expected, owner[0] ? owner : "anonymous");
+    return http_text_is(expected, b.owner[0] ? b.owner : "anonymous");
 }
