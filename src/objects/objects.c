@@ -201,9 +201,39 @@ int objects_check_meta(const struct objects *o, const char *bucket, const void *
 }
 
 int objects_put_begin(struct objects *o, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
-                      unsigned flags, struct store_put **ret_put, struct leat_error *err)
+                      struct store_put **ret_put, struct leat_error *err)
 {
-    return tier_put_begin(o->tier, bucket, key, key_len, bytes, flags, ret_put, err);
+    return tier_put_begin(o->tier, bucket, key, key_len, bytes, 0, ret_put, err);
+}
+
+void *objects_put_room(struct store_put *put, size_t *ret_bytes)
+{
+    return store_put_room(put, ret_bytes);
+}
+
+int objects_put_advance(struct store_put *put, size_t n, struct leat_error *err)
+{
+    return store_put_advance(put, n, err);
+}
+
+int objects_put_write(struct store_put *put, const void *data, size_t n, struct leat_error *err)
+{
+    return store_put_write(put, data, n, err);
+}
+
+uint32_t objects_put_crc32c(const struct store_put *put)
+{
+    return store_put_crc32c(put);
+}
+
+bool objects_put_md5(struct store_put *put, uint8_t ret_md5[16])
+{
+    return store_put_md5(put, ret_md5);
+}
+
+void objects_put_abort(struct store_put *put)
+{
+    store_put_abort(put);
 }
 
 int objects_put_commit(struct objects *o, const char *bucket, const void *key, size_t key_len,
@@ -214,9 +244,17 @@ int objects_put_commit(struct objects *o, const char *bucket, const void *key, s
 }
 
 int objects_delete(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                   struct leat_error *err)
+                   const char *if_match, struct leat_error *err)
 {
-    return tier_delete(o->tier, bucket, key, key_len, err);
+    struct store_info info;
+    if (!if_match)
+        return tier_delete(o->tier, bucket, key, key_len, err);
+    if (has_remote(o, bucket))
+        return error_set(err, LEAT_BUSY, "bucket %s was given a remote: try again", bucket);
+    int rc = store_lookup(o->store, bucket, key, key_len, &info, err);
+    if (rc == 0 && strcmp(if_match, "*") != 0 && strcmp(if_match, info.etag) != 0)
+        rc = STORE_PRECONDITION;
+    return rc < 0 ? rc : store_delete(o->store, bucket, key, key_len, info.seq, err);
 }
 
 int objects_delete_many(struct objects *o, const char *bucket, const struct store_key *keys, unsigned n,
@@ -242,6 +280,58 @@ int objects_upload_begin(struct objects *o, const char *bucket, const void *key,
                          struct leat_error *err)
 {
     return store_upload_begin(o->store, bucket, key, key_len, commit, ret_id, err);
+}
+
+int objects_upload_abort(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                         const char *id, struct leat_error *err)
+{
+    return store_upload_abort(o->store, bucket, key, key_len, id, err);
+}
+
+int objects_upload_get(struct objects *o, const char *bucket, const void *key, size_t key_len, const char *id,
+                       int (*upload)(void *user, const struct store_upload *upload), void *user,
+                       struct leat_error *err)
+{
+    return store_upload_get(o->store, bucket, key, key_len, id, upload, user, err);
+}
+
+int objects_upload_list(struct objects *o, const char *bucket, const void *prefix, size_t prefix_len,
+                        const void *key_after, size_t key_after_len, const char *id_after, unsigned max,
+                        int (*upload)(void *user, const struct store_upload *upload), void *user,
+                        bool *ret_more, struct leat_error *err)
+{
+    return store_upload_list(o->store, bucket, prefix, prefix_len, key_after, key_after_len, id_after, max,
+                             upload, user, ret_more, err);
+}
+
+int objects_part_begin(struct objects *o, const char *bucket, const void *key, size_t key_len, const char *id,
+                       unsigned number, uint64_t bytes, struct store_put **ret_put, struct leat_error *err)
+{
+    return store_part_begin(o->store, bucket, key, key_len, id, number, bytes, 0, ret_put, err);
+}
+
+int objects_part_commit(struct objects *o, struct store_put *put, const struct store_commit *commit,
+                        struct store_info *ret_info, struct leat_error *err)
+{
+    (void)o;
+    return store_put_commit(put, commit, ret_info, err);
+}
+
+int objects_part_list(struct objects *o, const char *bucket, const void *key, size_t key_len, const char *id,
+                      unsigned after, unsigned max, int (*part)(void *user, const struct store_part *part),
+                      void *user, bool *ret_more, struct leat_error *err)
+{
+    return store_part_list(o->store, bucket, key, key_len, id, after, max, part, user, ret_more, err);
+}
+
+int objects_upload_check(struct objects *o, const char *bucket, const void *key, size_t key_len,
+                         const char *id, const struct store_part *parts, unsigned n, struct leat_error *err)
+{
+    struct store_put *put;
+    int rc = store_upload_assemble(o->store, bucket, key, key_len, id, parts, n, &put, err);
+    if (rc == 0)
+        store_put_abort(put);
+    return rc;
 }
 
 int objects_upload_complete(struct objects *o, const char *bucket, const void *key, size_t key_len,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Buckets that are made and deleted while their remote is set. */
+/* What objects decides by itself: buckets that are made and deleted while their remote is set; conditions of a DELETE. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -87,11 +87,36 @@ static void test_set_while_deleted(void **state)
     objects_free(o);
 }
 
+static int delete_if(struct objects *o, const char *etag)
+{
+    return objects_delete(o, "bkt", "k", 1, etag, NULL);
+}
+
+static void test_delete_condition(void **state)
+{
+    (void)state;
+    struct objects *o;
+    struct store_commit commit = {.etag = "one"};
+    assert_int_equal(objects_new(world.store, world.tier, &o), 0);
+    assert_int_equal(objects_bucket_create(o, "bkt", "me", false, NULL), 0);
+    assert_int_equal(delete_if(o, "*"), LEAT_NOT_FOUND);
+    testing_put_bytes(world.store, "bkt", "k", "1", 1, &commit);
+    assert_int_equal(delete_if(o, "two"), STORE_PRECONDITION);
+    assert_int_equal(delete_if(o, "one"), 0);
+    testing_put_bytes(world.store, "bkt", "k", "1", 1, &commit);
+    assert_int_equal(delete_if(o, "*"), 0);
+    /* The remote's version would stay. */
+    assert_int_equal(attach(o), 0);
+    assert_int_equal(delete_if(o, "*"), LEAT_BUSY);
+    objects_free(o);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_made_again_at_once, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_set_while_deleted, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_delete_condition, world_setup, world_teardown),
     };
     return cmocka_run_group_tests(tests, world_group_setup, NULL);
 }

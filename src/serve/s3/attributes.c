@@ -93,18 +93,14 @@ static int find_parts(const struct s3_task *v, const void *meta, size_t len, str
 static void look(struct s3_task *v)
 {
     struct leat_error err = {0};
-    int rc = objects_open(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, true, &v->obj,
-                          &v->read, &err);
-    if (rc == 0 && v->read)
-        rc = tier_read_wait(v->read, 0, 0, &err);
+    const void *meta;
+    size_t len;
+    int rc = visit_look(v, &meta, &len, &err);
     if (rc < 0) {
         s3_task_fail_store(v, rc, &err);
         return;
     }
-    v->info = v->obj ? v->obj->info : v->read->info;
     unsigned wanted = v->attributes;
-    const void *meta = v->obj ? v->obj->meta : v->read->meta;
-    size_t len = v->obj ? v->obj->meta_len : v->read->meta_len;
     const char *class = store_meta_get(meta, len, "x-amz-storage-class");
     struct s3_attributes a = {.etag = wanted & ETAG ? v->info.etag : NULL,
                               .sums = wanted & CHECKSUM ? meta : NULL,

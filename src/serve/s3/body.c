@@ -189,7 +189,7 @@ void body_fini(struct s3_task *v)
     if (b->charged)
         budget_release(v->service->budget, b->charged);
     sigv4_key_wipe(&b->key);
-    store_put_abort(TAKE_PTR(b->put));
+    objects_put_abort(TAKE_PTR(b->put));
 }
 
 /* --- payload --------------------------------------------------------------------------------------------------------------------- */
@@ -225,7 +225,7 @@ static int take(void *user, const void *data, size_t len)
         bytes_put(&b->document, data, len);
         return b->document.failed ? -ENOMEM : 0;
     }
-    int rc = store_put_write(b->put, data, len, &err);
+    int rc = objects_put_write(b->put, data, len, &err);
     if (rc < 0)
         s3_task_fail_store(v, rc, &err);
     return rc;
@@ -244,7 +244,7 @@ static void fail_chunks(struct s3_task *v, int rc, const char *why)
 static void compute(struct s3_task_body *b, uint8_t raw[32])
 {
     uint64_t crc = b->sum == SUM_CRC32    ? b->crc32
-                   : b->sum == SUM_CRC32C ? (b->put ? store_put_crc32c(b->put) : b->crc32c)
+                   : b->sum == SUM_CRC32C ? (b->put ? objects_put_crc32c(b->put) : b->crc32c)
                                           : b->crc64;
     unsigned bytes = sum_names[b->sum].bytes;
     if (b->sum == SUM_SHA1)
@@ -305,7 +305,7 @@ static void compare_md5(struct s3_task *v)
     if (!b->has_md5)
         return;
     if (b->put)
-        known = store_put_md5(b->put, md5);
+        known = objects_put_md5(b->put, md5);
     else
         known = EVP_Digest(b->document.data ? b->document.data : (const uint8_t *)"", b->document.len, md5,
                            NULL, EVP_md5(), NULL) == 1;
@@ -359,7 +359,7 @@ static void digest(struct s3_task *v)
             s3_task_fail(v, S3_SLOW_DOWN, NULL);
     } else if (b->filled) {
         body_hash(b, b->target, b->filled);
-        rc = store_put_advance(b->put, b->filled, &err);
+        rc = objects_put_advance(b->put, b->filled, &err);
         if (rc < 0)
             s3_task_fail_store(v, rc, &err);
     }
@@ -374,7 +374,7 @@ static void next_buffer(struct s3_task *v)
 {
     struct s3_task_body *b = &v->body;
     size_t n = b->buffer_bytes;
-    b->target = b->buffer ? b->buffer : store_put_room(b->put, &n);
+    b->target = b->buffer ? b->buffer : objects_put_room(b->put, &n);
     http_body_into(v->req, b->target, n);
 }
 

@@ -122,13 +122,13 @@ static int pump(struct s3_task *v, uint64_t at, uint64_t bytes, struct leat_erro
 {
     while (bytes) {
         size_t n;
-        void *room = store_put_room(v->body.put, &n);
+        void *room = objects_put_room(v->body.put, &n);
         n = (size_t)MIN((uint64_t)n, bytes);
         int rc = store_obj_read(objects_store(v->service->objects), v->obj, at, room, n, err);
         if (rc == 0 && v->body.computed)
             body_hash(&v->body, room, n);
         if (rc == 0)
-            rc = store_put_advance(v->body.put, n, err);
+            rc = objects_put_advance(v->body.put, n, err);
         if (rc < 0)
             return rc;
         at += n;
@@ -137,43 +137,14 @@ static int pump(struct s3_task *v, uint64_t at, uint64_t bytes, struct leat_erro
     return 0;
 }
 
-static int commit_copy(struct s3_task *v, struct leat_error *err)
-{
-    if (v->body.computed)
-        body_hash_end(&v->body);
-    if (v->body.sum != SUM_NONE) {
-        const char *header = sum_names[v->body.sum].header;
-        meta_put(&v->meta, header, strlen(header), v->body.value, strlen(v->body.value));
-        if (!v->part)
-            meta_put(&v->meta, "x-amz-checksum-type", 19, "FULL_OBJECT", 11);
-    }
-    if (v->meta.failed) {
-        store_put_abort(TAKE_PTR(v->body.put));
-        return -ENOMEM;
-    }
-    struct store_commit c = {.meta = v->meta.data,
-                             .meta_len = v->meta.len,
-                             .if_none_match = v->if_none_match,
-                             .if_match = v->if_match[0] ? v->if_match : NULL};
-    struct store_put *put = TAKE_PTR(v->body.put);
-    if (v->part)
-        return store_put_commit(put, &c, &v->info, err);
-    return objects_put_commit(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, put, &c,
-                              &v->info, err);
-}
-
 static int copy_bytes(struct s3_task *v, uint64_t at, uint64_t bytes, struct leat_error *err)
 {
-    int rc;
-    if (v->part)
-        rc = store_part_begin(objects_store(v->service->objects), v->call.bucket, v->call.key,
-                              v->call.key_len, v->upload, v->part, bytes, 0, &v->body.put, err);
-    else
-        rc = objects_put_begin(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, bytes, 0,
-                               &v->body.put, err);
+    int rc = put_begin(v, bytes, err);
     if (rc == 0)
         rc = pump(v, at, bytes, err);
-    return rc == 0 ? commit_copy(v, err) : rc;
+    if (rc == 0 && v->body.computed)
+        body_hash_end(&v->body);
+    return rc == 0 ? put_commit(v, err) : rc;
 }
 
 /* What the client gave it stays; parts, checksums and storage class are the copy's own. */

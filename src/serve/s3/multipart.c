@@ -124,8 +124,8 @@ bool upload_read_part(struct s3_task *v)
     v->part = (unsigned)number;
     if (!read_upload(v))
         return false;
-    int rc = store_upload_get(objects_store(v->service->objects), v->call.bucket, v->call.key,
-                              v->call.key_len, v->upload, note_algorithm, v, &err);
+    int rc = objects_upload_get(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, v->upload,
+                                note_algorithm, v, &err);
     if (rc < 0)
         s3_task_fail_store(v, rc, &err);
     return rc == 0;
@@ -134,8 +134,8 @@ bool upload_read_part(struct s3_task *v)
 static void abort_upload(struct s3_task *v)
 {
     struct leat_error err = {0};
-    int rc = store_upload_abort(objects_store(v->service->objects), v->call.bucket, v->call.key,
-                                v->call.key_len, v->upload, &err);
+    int rc = objects_upload_abort(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
+                                  v->upload, &err);
     if (rc < 0)
         s3_task_fail_store(v, rc, &err);
 }
@@ -211,16 +211,13 @@ static int note_upload(void *user, const struct store_upload *upload)
 static int why_missing(struct completion *c, struct leat_error *err)
 {
     struct s3_task *v = c->v;
-    struct store_put *put;
     for (unsigned i = 0; i < c->n; i++) {
         c->parts[i].number = c->named[i].number;
         snprintf(c->parts[i].etag, sizeof(c->parts[i].etag), "%s", c->named[i].etag);
     }
-    int rc = store_upload_assemble(objects_store(v->service->objects), v->call.bucket, v->call.key,
-                                   v->call.key_len, v->upload, c->parts, c->n, &put, err);
-    if (rc == 0) /* it has come since: not what was looked at */
-        store_put_abort(put);
-    return rc == 0 ? LEAT_STALE : rc;
+    int rc = objects_upload_check(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
+                                  v->upload, c->parts, c->n, err);
+    return rc == 0 ? LEAT_STALE : rc; /* 0: it has come since, and is not what was looked at */
 }
 
 static bool all_there(const struct completion *c)
@@ -445,32 +442,28 @@ static bool etag_of(const struct completion *c, char out[48])
 static bool completed_before(struct completion *c)
 {
     struct s3_task *v = c->v;
-    struct store_obj *obj;
+    const void *meta;
+    size_t meta_len;
     const char *value = "";
     char etag[48];
-    if (!etag_of(c, etag) || store_get(objects_store(v->service->objects), v->call.bucket, v->call.key,
-                                       v->call.key_len, &obj, NULL) < 0)
+    if (!etag_of(c, etag) || visit_look(v, &meta, &meta_len, NULL) < 0 || strcmp(v->info.etag, etag) != 0)
         return false;
-    bool same = strcmp(obj->info.etag, etag) == 0;
-    if (same) {
-        c->sum = sum_of_meta(obj->meta, obj->meta_len, &value, &c->full);
-        snprintf(c->value, sizeof(c->value), "%s", value);
-        say_completed(c, etag);
-    }
-    store_obj_unref(obj);
-    return same;
+    c->sum = sum_of_meta(meta, meta_len, &value, &c->full);
+    snprintf(c->value, sizeof(c->value), "%s", value);
+    say_completed(c, etag);
+    return true;
 }
 
 static int put_together(struct completion *c, struct leat_error *err)
 {
     struct s3_task *v = c->v;
-    struct store *store = objects_store(v->service->objects);
+    struct objects *o = v->service->objects;
     bool more;
     int rc =
-        store_upload_get(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, note_upload, c, err);
+        objects_upload_get(o, v->call.bucket, v->call.key, v->call.key_len, v->upload, note_upload, c, err);
     if (rc == 0)
-        rc = store_part_list(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, 0,
-                             STORE_PARTS_MAX, note_part, c, &more, err);
+        rc = objects_part_list(o, v->call.bucket, v->call.key, v->call.key_len, v->upload, 0, STORE_PARTS_MAX,
+                               note_part, c, &more, err);
     if (rc == 0 && !all_there(c))
         rc = why_missing(c, err);
     if (rc == STORE_NO_UPLOAD && completed_before(c))
@@ -487,8 +480,8 @@ static int put_together(struct completion *c, struct leat_error *err)
                                   .meta_len = c->meta.len,
                                   .if_none_match = v->if_none_match,
                                   .if_match = v->if_match[0] ? v->if_match : NULL};
-    rc = objects_upload_complete(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, v->upload,
-                                 c->parts, c->n, &commit, &v->info, err);
+    rc = objects_upload_complete(o, v->call.bucket, v->call.key, v->call.key_len, v->upload, c->parts, c->n,
+                                 &commit, &v->info, err);
     if (rc == STORE_NO_UPLOAD && completed_before(c)) /* by another request, just now */
         return 0;
     if (rc == 0)
@@ -631,12 +624,12 @@ static void list_parts(struct s3_task *v)
     bool more = false;
     if (v->code != S3_OK)
         return;
-    struct store *store = objects_store(v->service->objects);
+    struct objects *o = v->service->objects;
     int rc =
-        store_upload_get(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, note_class, v, &err);
+        objects_upload_get(o, v->call.bucket, v->call.key, v->call.key_len, v->upload, note_class, v, &err);
     if (rc == 0)
-        rc = store_part_list(store, v->call.bucket, v->call.key, v->call.key_len, v->upload, after, max,
-                             put_part, &l, &more, &err);
+        rc = objects_part_list(o, v->call.bucket, v->call.key, v->call.key_len, v->upload, after, max,
+                               put_part, &l, &more, &err);
     if (rc < 0) {
         s3_task_fail_store(v, rc, &err);
         bytes_out_fini(&l.out);
@@ -712,9 +705,9 @@ static void list_uploads(struct s3_task *v)
         s3_task_fail(v, S3_NOT_IMPLEMENTED, "Uploads are listed one by one: a delimiter is not implemented.");
     if (v->code != S3_OK)
         return;
-    int rc = store_upload_list(objects_store(v->service->objects), v->call.bucket, prefix, prefix_len,
-                               after_len ? after : NULL, after_len, after_len && id && *id ? id : NULL, max,
-                               put_upload, &l, &more, &err);
+    int rc =
+        objects_upload_list(v->service->objects, v->call.bucket, prefix, prefix_len, after_len ? after : NULL,
+                            after_len, after_len && id && *id ? id : NULL, max, put_upload, &l, &more, &err);
     more = more && max;
     if (rc < 0)
         s3_task_fail_store(v, rc, &err);

@@ -178,16 +178,39 @@ bool put_read_headers(struct s3_task *v)
 
 /* --- PutObject -------------------------------------------------------------------------------------------------------------------- */
 
+int put_begin(struct s3_task *v, uint64_t bytes, struct leat_error *err)
+{
+    struct objects *o = v->service->objects;
+    const struct s3_call *c = &v->call;
+    return v->part ? objects_part_begin(o, c->bucket, c->key, c->key_len, v->upload, v->part, bytes,
+                                        &v->body.put, err)
+                   : objects_put_begin(o, c->bucket, c->key, c->key_len, bytes, &v->body.put, err);
+}
+
+int put_commit(struct s3_task *v, struct leat_error *err)
+{
+    if (v->body.sum != SUM_NONE) {
+        const char *header = sum_names[v->body.sum].header;
+        meta_put(&v->meta, header, strlen(header), v->body.value, strlen(v->body.value));
+        if (!v->part)
+            meta_put(&v->meta, "x-amz-checksum-type", 19, "FULL_OBJECT", 11);
+    }
+    if (v->meta.failed)
+        return -ENOMEM;
+    struct store_commit c = {.meta = v->meta.data,
+                             .meta_len = v->meta.len,
+                             .if_none_match = v->if_none_match,
+                             .if_match = v->if_match[0] ? v->if_match : NULL};
+    struct store_put *put = TAKE_PTR(v->body.put);
+    return v->part ? objects_part_commit(v->service->objects, put, &c, &v->info, err)
+                   : objects_put_commit(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
+                                        put, &c, &v->info, err);
+}
+
 static void begin(struct s3_task *v)
 {
     struct leat_error err = {0};
-    int rc;
-    if (v->part)
-        rc = store_part_begin(objects_store(v->service->objects), v->call.bucket, v->call.key,
-                              v->call.key_len, v->upload, v->part, v->body.bytes, 0, &v->body.put, &err);
-    else
-        rc = objects_put_begin(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
-                               v->body.bytes, 0, &v->body.put, &err);
+    int rc = put_begin(v, v->body.bytes, &err);
     if (rc < 0)
         s3_task_fail_store(v, rc, &err);
 }
@@ -195,24 +218,7 @@ static void begin(struct s3_task *v)
 static void commit(struct s3_task *v)
 {
     struct leat_error err = {0};
-    if (v->body.sum != SUM_NONE) {
-        const struct sum_name *name = &sum_names[v->body.sum];
-        meta_put(&v->meta, name->header, strlen(name->header), v->body.value, strlen(v->body.value));
-        if (!v->part)
-            meta_put(&v->meta, "x-amz-checksum-type", 19, "FULL_OBJECT", 11);
-    }
-    if (v->meta.failed) {
-        s3_task_fail(v, S3_SLOW_DOWN, NULL);
-        return;
-    }
-    struct store_commit c = {.meta = v->meta.data,
-                             .meta_len = v->meta.len,
-                             .if_none_match = v->if_none_match,
-                             .if_match = v->if_match[0] ? v->if_match : NULL};
-    struct store_put *put = TAKE_PTR(v->body.put);
-    int rc = v->part ? store_put_commit(put, &c, &v->info, &err)
-                     : objects_put_commit(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
-                                          put, &c, &v->info, &err);
+    int rc = put_commit(v, &err);
     if (rc < 0)
         s3_task_fail_store(v, rc, &err);
 }
@@ -268,23 +274,11 @@ void op_upload_part(struct s3_task *v)
 
 /* --- DeleteObject, DeleteObjects -------------------------------------------------------------------------------------------------------- */
 
-/* If-Match: that version and no other; none at all is as good. */
-static int delete_if(struct s3_task *v, struct leat_error *err)
-{
-    struct store *store = objects_store(v->service->objects);
-    struct store_info info;
-    int rc = store_lookup(store, v->call.bucket, v->call.key, v->call.key_len, &info, err);
-    if (rc == 0 && strcmp(v->if_match, "*") != 0 && strcmp(v->if_match, info.etag) != 0)
-        rc = STORE_PRECONDITION;
-    return rc < 0 ? rc : store_delete(store, v->call.bucket, v->call.key, v->call.key_len, info.seq, err);
-}
-
 static void delete_one(struct s3_task *v)
 {
     struct leat_error err = {0};
-    int rc = v->if_match[0]
-                 ? delete_if(v, &err)
-                 : objects_delete(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, &err);
+    int rc = objects_delete(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
+                            v->if_match[0] ? v->if_match : NULL, &err);
     if (rc < 0 && rc != LEAT_NOT_FOUND)
         s3_task_fail_store(v, rc, &err);
 }

@@ -39,14 +39,14 @@ struct dropped {
 
 static void dropped_run(struct http_work *work)
 {
-    store_put_abort(TAKE_PTR(container_of(work, struct dropped, work)->put));
+    objects_put_abort(TAKE_PTR(container_of(work, struct dropped, work)->put));
 }
 
 static void dropped_done(struct http_work *work, struct http_request *req)
 {
     struct dropped *d = container_of(work, struct dropped, work);
     (void)req;
-    store_put_abort(d->put); /* workers that end do not run it */
+    objects_put_abort(d->put); /* workers that end do not run it */
     free(d);
 }
 
@@ -124,7 +124,7 @@ static void work_run(struct http_work *work)
     struct s3_task *v = container_of(work, struct s3_task, work);
     v->run(v);
     if (atomic_exchange(&v->hands, S3_TASK_REACTOR) == S3_TASK_OVER)
-        store_put_abort(TAKE_PTR(v->body.put));
+        objects_put_abort(TAKE_PTR(v->body.put));
 }
 
 static void work_done(struct http_work *work, struct http_request *req)
@@ -177,6 +177,20 @@ void s3_task_run_remote(struct s3_task *v, enum http_priority priority, void (*r
 {
     uint64_t remote = remote_of(v);
     work_by(v, remote ? v->service->waiters : v->service->workers, priority, remote, run, then);
+}
+
+int visit_look(struct s3_task *v, const void **ret_meta, size_t *ret_len, struct leat_error *err)
+{
+    int rc = objects_open(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, true, &v->obj,
+                          &v->read, err);
+    if (rc == 0 && v->read)
+        rc = tier_read_wait(v->read, 0, 0, err);
+    if (rc < 0)
+        return rc;
+    v->info = v->obj ? v->obj->info : v->read->info;
+    *ret_meta = v->obj ? v->obj->meta : v->read->meta;
+    *ret_len = v->obj ? v->obj->meta_len : v->read->meta_len;
+    return 0;
 }
 
 /* --- failures -------------------------------------------------------------------------------------------------------------- */

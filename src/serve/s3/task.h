@@ -121,6 +121,11 @@ void s3_task_run(struct s3_task *v, enum http_priority priority, void (*run)(str
 /* The same for a run that, in a bucket in front of another, may wait for that one; `priority` is for other buckets. */
 void s3_task_run_remote(struct s3_task *v, enum http_priority priority, void (*run)(struct s3_task *v),
                         void (*then)(struct s3_task *v));
+/*
+ * What is known of its object, here or at the bucket's remote: v->info, and its meta, which stays until the task is freed. Nothing is fetched.
+ * On a worker, once.
+ */
+int visit_look(struct s3_task *v, const void **ret_meta, size_t *ret_len, struct leat_error *err);
 /* On a worker or the service: remembers a failure. message may be NULL. */
 void s3_task_fail(struct s3_task *v, enum s3_code code, const char *message);
 /* The same for a code of the store; what is the server's fault is logged. */
@@ -201,6 +206,10 @@ enum s3_code demands_check(const struct s3_service *service, const struct http_r
                            const struct s3_call *call, char *ret_message, size_t cap);
 /* put.c: what a request says of the object that it makes: meta, conditions. False: v->code is set. */
 bool put_read_headers(struct s3_task *v);
+/* v->body.put, of so many bytes: an object, or part v->part of an upload. */
+int put_begin(struct s3_task *v, uint64_t bytes, struct leat_error *err);
+/* Commits it with its checksum, meta and conditions; v->info is its own then. */
+int put_commit(struct s3_task *v, struct leat_error *err);
 /* The storage class that was asked for, into v->meta. */
 void put_class(struct s3_task *v);
 /* multipart.c: v->upload and v->part from the query, and v->declared of that upload. False: v->code is set. */
