@@ -41,11 +41,6 @@ void objects_free(struct objects *o)
     free(o);
 }
 
-struct store *objects_store(struct objects *o)
-{
-    return o->store;
-}
-
 /* --- buckets ---------------------------------------------------------------------------------------------------------------- */
 
 int objects_bucket_create(struct objects *o, const char *bucket, const char *owner, bool restore,
@@ -185,13 +180,68 @@ int objects_open(struct objects *o, const char *bucket, const void *key, size_t 
                  : store_get(o->store, bucket, key, key_len, &obj, err);
     if (rc < 0)
         return rc;
-    if (read && tier_read_head(read, NULL, NULL) == 0 && read->obj) { /* it is here */
-        obj = store_obj_ref(read->obj);
+    if (read && objects_stream_head(read, NULL, &obj, NULL) == 0 && obj) /* it is here */
         tier_read_close(TAKE_PTR(read));
-    }
     *ret_obj = obj;
     *ret_read = read;
     return 0;
+}
+
+int objects_check(struct objects *o, struct store_obj *obj, uint64_t offset, uint64_t bytes,
+                  struct leat_error *err)
+{
+    return store_obj_check(o->store, obj, offset, bytes, err);
+}
+
+bool objects_checked(const struct store_obj *obj, uint64_t offset, uint64_t bytes)
+{
+    return store_obj_checked(obj, offset, bytes);
+}
+
+int objects_read(struct objects *o, struct store_obj *obj, uint64_t offset, void *dst, uint64_t bytes,
+                 struct leat_error *err)
+{
+    return store_obj_read(o->store, obj, offset, dst, bytes, err);
+}
+
+struct store_obj *objects_ref(struct store_obj *obj)
+{
+    return store_obj_ref(obj);
+}
+
+void objects_unref(struct store_obj *obj)
+{
+    store_obj_unref(obj);
+}
+
+int objects_stream_head(struct tier_read *read, struct tier_waiter *waiter, struct store_obj **ret_obj,
+                        struct leat_error *err)
+{
+    int rc = tier_read_head(read, waiter, err);
+    if (rc == 0)
+        *ret_obj = read->obj ? store_obj_ref(read->obj) : NULL;
+    return rc;
+}
+
+int64_t objects_stream_ready(struct tier_read *read, uint64_t offset, struct tier_waiter *waiter,
+                             struct leat_error *err)
+{
+    return tier_read_ready(read, offset, waiter, err);
+}
+
+void objects_stream_unwait(struct tier_read *read, struct tier_waiter *waiter)
+{
+    tier_read_unwait(read, waiter);
+}
+
+int objects_stream_wait(struct tier_read *read, struct leat_error *err)
+{
+    return tier_read_wait(read, 0, 0, err);
+}
+
+void objects_stream_close(struct tier_read *read)
+{
+    tier_read_close(read);
 }
 
 int objects_check_meta(const struct objects *o, const char *bucket, const void *meta, size_t meta_len,

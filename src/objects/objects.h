@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * objects.h: what a door may do with buckets and objects, and the one place that knows where they are: in the store of this node, or where a
- * bucket's remote is. Doors call nothing of the store that writes or finds objects but through here; what they read is a store_obj.
+ * objects.h: what a server may do with buckets and objects, and the one place that knows where they are: in the store of this node, or where a
+ * bucket's remote is. Servers call nothing of the store or the tier. Their structs are what is passed: an object is a store_obj, one that is
+ * still on its way a tier_read.
  *
  * Every call is thread-safe and may block, but those marked [loop]. Codes are the store's.
  */
@@ -16,7 +17,6 @@ struct objects;
 /* Store and tier are the caller's, and outlive it. */
 int objects_new(struct store *store, struct tier *tier, struct objects **ret_objects);
 void objects_free(struct objects *o); /* NULL is fine */
-struct store *objects_store(struct objects *o);
 /* [loop] Which remote what is done in this bucket waits for, as a number; 0: for none. */
 uint64_t objects_remote(const struct objects *o, const char *bucket);
 
@@ -55,11 +55,35 @@ int objects_get(struct objects *o, const char *bucket, const void *key, size_t k
                 struct store_obj **ret_obj, struct leat_error *err);
 
 /*
+ * An object's bytes. objects_check: those of the range are compared with their checksums, and are in the page cache then; objects_checked [loop]: nothing of it is left to
+ * compare; objects_read: into memory, compared. Results are those of store_obj_check and store_obj_read.
+ */
+int objects_check(struct objects *o, struct store_obj *obj, uint64_t offset, uint64_t bytes,
+                  struct leat_error *err);
+bool objects_checked(const struct store_obj *obj, uint64_t offset, uint64_t bytes);
+int objects_read(struct objects *o, struct store_obj *obj, uint64_t offset, void *dst, uint64_t bytes,
+                 struct leat_error *err);
+struct store_obj *objects_ref(struct store_obj *obj); /* [loop] */
+void objects_unref(struct store_obj *obj);            /* [loop]; NULL is fine */
+
+/*
  * For who can follow an object that is still on its way: *ret_obj, or *ret_read (and the other NULL), which is not waited for. head_only: it is not
  * fetched. objects_get waits until all of it is here.
  */
 int objects_open(struct objects *o, const char *bucket, const void *key, size_t key_len, bool head_only,
                  struct store_obj **ret_obj, struct tier_read **ret_read, struct leat_error *err);
+
+/* [loop] Is there such an object, and what is it like? As tier_read_head. *ret_obj: a reference, where it was here after all; else NULL. */
+int objects_stream_head(struct tier_read *read, struct tier_waiter *waiter, struct store_obj **ret_obj,
+                        struct leat_error *err);
+/* [loop] Bytes that have come, as tier_read_ready. */
+int64_t objects_stream_ready(struct tier_read *read, uint64_t offset, struct tier_waiter *waiter,
+                             struct leat_error *err);
+/* [loop] The waiter is not called any more once this returns. */
+void objects_stream_unwait(struct tier_read *read, struct tier_waiter *waiter);
+/* Until its head is known, or there is none. */
+int objects_stream_wait(struct tier_read *read, struct leat_error *err);
+void objects_stream_close(struct tier_read *read); /* [loop]; NULL is fine */
 
 /* [loop] LEAT_INVALID: metadata that the bucket's remote never takes. */
 int objects_check_meta(const struct objects *o, const char *bucket, const void *meta, size_t meta_len,

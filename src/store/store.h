@@ -16,6 +16,7 @@
 #define STORE_STORE_H
 
 #include "base/base.h"
+#include "base/pairs.h"
 #include "base/budget.h"
 
 #define STORE_NO_BUCKET      (-ENXIO)     /* the bucket does not exist (LEAT_NOT_FOUND: the key does not) */
@@ -158,7 +159,7 @@ struct store_obj {
     const void
         *body; /* all bytes, verified, where they are at most STORE_BODY_MAX and there was room; else NULL */
     uint32_t crc32c;  /* of all bytes */
-    const void *meta; /* see store_meta_get */
+    const void *meta; /* pairs (base/pairs.h); servers and the cold tier write the same names */
     size_t meta_len;
     const char *remote; /* the remote's ETag or version, as the cold tier gave it; "" if none */
 };
@@ -194,15 +195,6 @@ int store_obj_verify_block(struct store *s, struct store_obj *obj, uint64_t bloc
 const uint32_t *store_obj_block_crcs(const struct store_obj *obj, uint64_t *ret_n);
 /* Another descriptor for direct I/O, the caller's; -errno where there is none (-EINVAL: the file system has no direct I/O). */
 int store_obj_open_direct(const struct store_obj *obj);
-
-/*
- * meta: pairs "name\0value\0", names in lower case by convention of HTTP: "content-type", "cache-control", "x-amz-meta-...",
- * "x-amz-checksum-crc64nvme". Door and cold tier write the same ones.
- */
-const char *store_meta_get(const void *meta, size_t meta_len, const char *name); /* [loop] NULL: none */
-/* Calls pair for each; an answer other than 0 ends it and is returned. LEAT_CORRUPT: no pairs. [loop] */
-int store_meta_each(const void *meta, size_t meta_len,
-                    int (*pair)(void *user, const char *name, const char *value), void *user);
 
 /* --- objects: writing -------------------------------------------------------------------------------------------------- */
 

@@ -42,7 +42,7 @@ static int complete(struct store *s, const char *id, struct store_part *parts, u
 static int count_part(void *user, const struct store_part *p)
 {
     unsigned *n = user;
-    assert_string_equal(store_meta_get(p->meta, p->meta_len, "x-amz-checksum-crc32"), "AAAA");
+    assert_string_equal(pairs_get(p->meta, p->meta_len, "x-amz-checksum-crc32"), "AAAA");
     n[0]++;
     n[1] = p->number;
     return 0;
@@ -52,7 +52,7 @@ static int count_upload(void *user, const struct store_upload *u)
 {
     assert_int_equal(u->key_len, strlen(KEY));
     assert_memory_equal(u->key, KEY, u->key_len);
-    assert_string_equal(store_meta_get(u->meta, u->meta_len, "content-type"), "image/png");
+    assert_string_equal(pairs_get(u->meta, u->meta_len, "content-type"), "image/png");
     ++*(unsigned *)user;
     return 0;
 }
@@ -114,7 +114,7 @@ static void three_parts(struct testing_store *f, size_t part_bytes, bool restart
         struct store_obj *obj;
         assert_int_equal(store_get(f->s, "photos", KEY, strlen(KEY), &obj, NULL), 0);
         assert_int_equal(store_obj_check(f->s, obj, 0, bytes, NULL), 0);
-        assert_string_equal(store_meta_get(obj->meta, obj->meta_len, "content-type"), "image/png");
+        assert_string_equal(pairs_get(obj->meta, obj->meta_len, "content-type"), "image/png");
         store_obj_unref(obj);
         assert_int_equal(uploads(f->s), 0);
         struct store_status *st = calloc(1, sizeof(*st));

@@ -111,8 +111,8 @@ static void test_what_is_kept(void **state)
         assert_int_equal(obj->info.mtime_ns, 1234567890123456789);
         assert_int_equal(obj->info.flags, STORE_DIRTY);
         assert_string_equal(obj->remote, "\"abc\"");
-        assert_string_equal(store_meta_get(obj->meta, obj->meta_len, "x-amz-meta-who"), "me");
-        assert_null(store_meta_get(obj->meta, obj->meta_len, "x-amz-meta-wh"));
+        assert_string_equal(pairs_get(obj->meta, obj->meta_len, "x-amz-meta-who"), "me");
+        assert_null(pairs_get(obj->meta, obj->meta_len, "x-amz-meta-wh"));
         store_obj_unref(obj);
         assert_int_equal(store_lookup(f->s, "photos", "b", 1, &again, NULL), 0);
         assert_string_equal(again.etag, "W/odd one");

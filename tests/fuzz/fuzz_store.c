@@ -22,7 +22,7 @@ static void trailer(const uint8_t *data, size_t size)
         sum += t.key[i];
     for (uint32_t i = 0; i < t.meta_len; i++)
         sum += t.meta[i];
-    store_meta_get(t.meta, t.meta_len, "content-type");
+    pairs_get(t.meta, t.meta_len, "content-type");
     if (strlen(t.bucket) > STORE_BUCKET_MAX || strlen(t.etag_text) > STORE_ETAG_MAX ||
         strlen(t.remote) > STORE_REMOTE_MAX || t.key_len > STORE_KEY_MAX || (sum == 0 && t.ncrcs > size))
         abort();

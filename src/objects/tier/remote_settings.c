@@ -299,7 +299,7 @@ int tier_headers_of(const void *meta, size_t meta_len, char ret_headers[BACKEND_
 {
     struct lines l = {.text = ret_headers};
     ret_headers[0] = 0;
-    return meta_len ? store_meta_each(meta, meta_len, add_line, &l) : 0;
+    return meta_len ? pairs_each(meta, meta_len, add_line, &l) : 0;
 }
 
 void tier_tag_of(const struct backend_stat *stat, char ret_tag[BACKEND_ETAG_MAX])

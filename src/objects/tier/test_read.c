@@ -66,8 +66,8 @@ static void test_single_flight(void **state)
     assert_int_equal(tier_read_wait(r, 0, 100 * KIB, &err), 0);
     assert_int_equal(r->info.bytes, WORLD_BIG);
     assert_string_equal(r->info.etag, "v1");
-    assert_string_equal(store_meta_get(r->meta, r->meta_len, "content-type"), "test/big");
-    assert_string_equal(store_meta_get(r->meta, r->meta_len, "x-amz-meta-colour"), "blue");
+    assert_string_equal(pairs_get(r->meta, r->meta_len, "content-type"), "test/big");
+    assert_string_equal(pairs_get(r->meta, r->meta_len, "x-amz-meta-colour"), "blue");
     char first[1000];
     assert_int_equal(pread(r->fd, first, sizeof(first), (off_t)r->offset), sizeof(first));
     assert_memory_equal(first, world_big, sizeof(first));

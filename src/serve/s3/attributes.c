@@ -101,7 +101,7 @@ static void look(struct s3_task *v)
         return;
     }
     unsigned wanted = v->attributes;
-    const char *class = store_meta_get(meta, len, "x-amz-storage-class");
+    const char *class = pairs_get(meta, len, "x-amz-storage-class");
     struct s3_attributes a = {.etag = wanted & ETAG ? v->info.etag : NULL,
                               .sums = wanted & CHECKSUM ? meta : NULL,
                               .sums_len = len,

@@ -178,7 +178,7 @@ static bool checked_first(struct s3_task *v)
     bool in_first = b->count == b->member.bytes && b->count <= BUNDLE_BUFFER_BYTES / 2;
     if (!b->member.has_crc || in_first || b->member.bytes > CHECK_FIRST_BYTES)
         return true;
-    int rc = bundle_check(objects_store(v->service->objects), v->obj, &b->member, &err);
+    int rc = bundle_check(v->service->objects, v->obj, &b->member, &err);
     if (rc == LEAT_INVALID)
         s3_task_fail(v, S3_INVALID_REQUEST, err.message);
     else if (rc < 0)
@@ -192,17 +192,15 @@ static void make_member(struct s3_task *v)
     struct bundling *b = v->bundling;
     if (!checked_first(v))
         return;
-    struct bundle_part part = {.obj = store_obj_ref(v->obj),
+    struct bundle_part part = {.obj = objects_ref(v->obj),
                                .member = &b->member,
                                .first = b->first,
                                .count = b->count,
                                .path = v->call.key};
     struct leat_error err = {0};
-    int rc = charge(v, bundle_memory_bytes(1), 1)
-                 ? bundle_new(objects_store(v->service->objects), false, 1, &b->bundle)
-                 : 0;
+    int rc = charge(v, bundle_memory_bytes(1), 1) ? bundle_new(v->service->objects, false, 1, &b->bundle) : 0;
     if (!b->bundle) {
-        store_obj_unref(part.obj);
+        objects_unref(part.obj);
         if (rc < 0)
             s3_task_fail(v, S3_SLOW_DOWN, NULL);
         return;
@@ -354,12 +352,12 @@ static void add_entry(struct s3_task *v, const struct batch_entry *e)
     struct leat_error err = {0};
     enum s3_code code = open_entry(v, e, &part, &member, &err);
     if (not_now(code)) {
-        store_obj_unref(part.obj);
+        objects_unref(part.obj);
         s3_task_fail(v, code, NULL);
         return;
     }
     if (code != S3_OK) {
-        store_obj_unref(TAKE_PTR(part.obj));
+        objects_unref(TAKE_PTR(part.obj));
         part.member = NULL;
         part.prefix = MISSING;
         part.suffix = e->member;
@@ -392,7 +390,7 @@ static void plan(struct s3_task *v)
                      2 * v->body.document.len;
     if (!charge(v, bytes, b->request.n))
         return;
-    if (bundle_new(objects_store(v->service->objects), true, b->request.n, &b->bundle) < 0)
+    if (bundle_new(v->service->objects, true, b->request.n, &b->bundle) < 0)
         s3_task_fail(v, S3_SLOW_DOWN, NULL);
     for (unsigned i = 0; i < b->request.n && v->code == S3_OK; i++)
         add_entry(v, &b->request.entries[i]);

@@ -12,7 +12,7 @@
 #include <openssl/evp.h>
 
 #include "base/bytes.h"
-#include "store/store.h"
+#include "objects/objects.h"
 #include "wire/s3/aws_chunked.h"
 #include "wire/s3/s3_server.h"
 #include "wire/s3/sigv4_check.h"

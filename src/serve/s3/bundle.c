@@ -13,7 +13,7 @@
 
 #include <stdio.h>
 
-#include "store/store.h"
+#include "objects/objects.h"
 #include "wire/archive/tar_put.h"
 #include "wire/archive/zip.h"
 
@@ -35,7 +35,7 @@ struct part {
 };
 
 struct bundle {
-    struct store *store;
+    struct objects *objects;
     bool tar;
     unsigned n, cap;
     uint64_t bytes;
@@ -60,7 +60,7 @@ uint64_t bundle_memory_bytes(unsigned nparts)
     return sizeof(struct bundle) + nparts * sizeof(struct part) + BUNDLE_BUFFER_BYTES + 48 * KIB; /* zlib's */
 }
 
-int bundle_new(struct store *store, bool tar, unsigned nparts, struct bundle **ret_bundle)
+int bundle_new(struct objects *objects, bool tar, unsigned nparts, struct bundle **ret_bundle)
 {
     struct bundle *b = calloc(1, sizeof(*b) + nparts * sizeof(struct part));
     if (!b)
@@ -70,7 +70,7 @@ int bundle_new(struct store *store, bool tar, unsigned nparts, struct bundle **r
         free(b);
         return -ENOMEM;
     }
-    b->store = store;
+    b->objects = objects;
     b->tar = tar;
     b->cap = nparts;
     b->bytes = tar ? TAR_END_BYTES : 0;
@@ -83,7 +83,7 @@ void bundle_free(struct bundle *b)
     if (!b)
         return;
     for (unsigned i = 0; i < b->n; i++) {
-        store_obj_unref(b->parts[i].obj);
+        objects_unref(b->parts[i].obj);
         free(b->parts[i].text);
     }
     zip_stream_free(b->zip);
@@ -139,7 +139,7 @@ int bundle_add(struct bundle *b, const struct bundle_part *part, struct leat_err
         bytes = tar_put_bytes(&e);
     }
     if ((b->tar && bytes == 0) || add_overflows(b->bytes, bytes, &b->bytes) || b->bytes > INT64_MAX) {
-        store_obj_unref(p.obj);
+        objects_unref(p.obj);
         free(p.text);
         return error_set(err, LEAT_INVALID, "a name of more than %u bytes, or more than 2^63 bytes in all",
                          TAR_PATH_MAX - 1);
@@ -230,7 +230,7 @@ static int step_stored(struct bundle *b, const struct part *p, struct leat_error
     int rc = 0;
     if (p->count <= COPY_BYTES) {
         size_t n = MIN(left, (uint64_t)room(b));
-        rc = n ? store_obj_read(b->store, p->obj, at, b->buffer + b->used, n, err) : 0;
+        rc = n ? objects_read(b->objects, p->obj, at, b->buffer + b->used, n, err) : 0;
         if (rc == 0 && took(b, n))
             b->done += n;
     } else if (b->npieces < BUNDLE_PIECES && b->from_files < CHECK_BYTES) {
@@ -238,7 +238,7 @@ static int step_stored(struct bundle *b, const struct part *p, struct leat_error
         uint64_t block_end = align_down(at + n, STORE_BLOCK); /* they are verified whole: end with one */
         if (n < left && block_end > at)
             n = block_end - at;
-        rc = store_obj_check(b->store, p->obj, at, n, err);
+        rc = objects_check(b->objects, p->obj, at, n, err);
         if (rc == 0)
             b->pieces[b->npieces++] =
                 (struct http_piece){.fd = p->obj->fd, .at = p->obj->offset + at, .bytes = n};
@@ -281,7 +281,7 @@ static int step_zip(struct bundle *b, const struct part *p, struct leat_error *e
     }
     while (room(b) > 0 && b->npieces < BUNDLE_PIECES) {
         size_t n = MIN(p->stored - b->zip_in, (uint64_t)ZIP_IN), used, made;
-        int rc = n ? store_obj_read(b->store, p->obj, p->at + b->zip_in, in, n, err) : 0;
+        int rc = n ? objects_read(b->objects, p->obj, p->at + b->zip_in, in, n, err) : 0;
         if (rc < 0)
             return rc;
         rc = zip_stream_feed(b->zip, in, n, &used, b->buffer + b->used, room(b), &made, err);
@@ -311,18 +311,18 @@ static int step_payload(struct bundle *b, struct leat_error *err)
     return 0;
 }
 
-int bundle_check(struct store *store, struct store_obj *obj, const struct member *member,
+int bundle_check(struct objects *objects, struct store_obj *obj, const struct member *member,
                  struct leat_error *err)
 {
     struct bundle *b;
     struct bundle_part part = {
-        .obj = store_obj_ref(obj), .member = member, .count = member->bytes, .path = "the member"};
+        .obj = objects_ref(obj), .member = member, .count = member->bytes, .path = "the member"};
     const struct http_piece *pieces;
     unsigned n;
     bool last = false;
-    int rc = bundle_new(store, false, 1, &b);
+    int rc = bundle_new(objects, false, 1, &b);
     if (rc < 0) {
-        store_obj_unref(part.obj);
+        objects_unref(part.obj);
         return error_set(err, rc, "out of memory");
     }
     rc = bundle_add(b, &part, err);

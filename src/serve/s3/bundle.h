@@ -14,7 +14,7 @@
 #include "http/server/http_server.h"
 #include "serve/s3/members.h"
 
-struct store;
+struct objects;
 struct store_obj;
 struct tar_put;
 
@@ -36,7 +36,7 @@ struct bundle_part {
 };
 
 /* tar: parts are members of an archive. -ENOMEM. */
-int bundle_new(struct store *store, bool tar, unsigned nparts, struct bundle **ret_bundle);
+int bundle_new(struct objects *objects, bool tar, unsigned nparts, struct bundle **ret_bundle);
 void bundle_free(struct bundle *b); /* NULL is fine */
 /* In order; at most nparts. LEAT_INVALID: its name is too long for an archive (the part's reference and text are freed). */
 int bundle_add(struct bundle *b, const struct bundle_part *part, struct leat_error *err);
@@ -51,7 +51,7 @@ uint64_t bundle_bytes(const struct bundle *b);
 int bundle_step(struct bundle *b, const struct http_piece **ret_pieces, unsigned *ret_n, bool *ret_last,
                 struct leat_error *err);
 /* Is all of a member right by its archive's CRC? Reads it to the end. As bundle_step. */
-int bundle_check(struct store *store, struct store_obj *obj, const struct member *member,
+int bundle_check(struct objects *objects, struct store_obj *obj, const struct member *member,
                  struct leat_error *err);
 
 #endif

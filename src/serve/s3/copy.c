@@ -124,7 +124,7 @@ static int pump(struct s3_task *v, uint64_t at, uint64_t bytes, struct leat_erro
         size_t n;
         void *room = objects_put_room(v->body.put, &n);
         n = (size_t)MIN((uint64_t)n, bytes);
-        int rc = store_obj_read(objects_store(v->service->objects), v->obj, at, room, n, err);
+        int rc = objects_read(v->service->objects, v->obj, at, room, n, err);
         if (rc == 0 && v->body.computed)
             body_hash(&v->body, room, n);
         if (rc == 0)
@@ -200,7 +200,7 @@ static void copy(struct s3_task *v)
     if (!v->part && !v->replace_meta) {
         bytes_out_reset(&v->meta);
         put_class(v);
-        store_meta_each(v->obj->meta, v->obj->meta_len, keep_pair, v);
+        pairs_each(v->obj->meta, v->obj->meta_len, keep_pair, v);
     }
     if (v->part)
         bytes_out_reset(&v->meta);

@@ -154,7 +154,7 @@ static void put_head(const struct s3_service *service, struct http_request *req,
             http_put_header(p.headers, overrides[i].header, value);
         }
     }
-    store_meta_each(obj->meta, obj->meta_len, put_pair, &p);
+    pairs_each(obj->meta, obj->meta_len, put_pair, &p);
     if (!p.has_type)
         http_put_header(p.headers, "Content-Type", "binary/octet-stream");
     if (w->status == 206 &&
@@ -187,7 +187,7 @@ static void put_refusal(struct http_request *req, const struct store_obj *obj, e
         etag_header(headers, obj->info.etag);
         http_date_format((time_t)(obj->info.mtime_ns / 1000000000), date);
         http_put_header(headers, "Last-Modified", date);
-        store_meta_each(obj->meta, obj->meta_len, put_caching, headers);
+        pairs_each(obj->meta, obj->meta_len, put_caching, headers);
         http_send_head(req, HTTP_BODY_UNKNOWN);
         return;
     }
@@ -210,7 +210,7 @@ static struct http_piece piece_of(const struct store_obj *obj, uint64_t first, u
 static void at_once_over(struct http_request *req, int rc)
 {
     (void)rc;
-    store_obj_unref(req->user);
+    objects_unref(req->user);
 }
 
 static const struct http_ops at_once = {.over = at_once_over};
@@ -250,11 +250,11 @@ bool get_at_once(struct s3_service *service, struct http_request *req, const str
     weigh(req, call, obj, &w);
     if (w.code != S3_OK) {
         put_refusal(req, obj, w.code, id);
-        store_obj_unref(obj);
+        objects_unref(obj);
         return true;
     }
-    if (!req->is_head && !store_obj_checked(obj, w.first, w.bytes)) {
-        store_obj_unref(obj);
+    if (!req->is_head && !objects_checked(obj, w.first, w.bytes)) {
+        objects_unref(obj);
         return false;
     }
     req->ops = &at_once;
@@ -283,13 +283,13 @@ static void check_step(struct s3_task *v)
 {
     struct leat_error err = {0};
     uint64_t bytes = MIN(v->end - v->checked, STEP);
-    int rc = store_obj_check(objects_store(v->service->objects), v->obj, v->checked, bytes, &err);
+    int rc = objects_check(v->service->objects, v->obj, v->checked, bytes, &err);
     if (rc == 0) {
         v->checked += bytes;
     } else if ((rc == LEAT_CORRUPT || rc == STORE_UNAVAILABLE) && !v->answered && !v->anew &&
                objects_remote(v->service->objects, v->call.bucket)) {
         v->anew = true;
-        store_obj_unref(TAKE_PTR(v->obj));
+        objects_unref(TAKE_PTR(v->obj));
         open_object(v);
     } else {
         s3_task_fail_store(v, rc, &err);
@@ -387,7 +387,7 @@ static void told(struct tier_waiter *w)
 bool get_unwait(struct s3_task *v)
 {
     if (v->read)
-        tier_read_unwait(v->read, &v->waiter);
+        objects_stream_unwait(v->read, &v->waiter);
     return v->posted;
 }
 
@@ -404,7 +404,7 @@ static void send_arriving(struct s3_task *v)
     struct wanted w;
     if (!v->idle)
         return; /* `more` comes */
-    int64_t n = v->sent < v->end ? tier_read_ready(v->read, v->sent, &v->waiter, &err) : 0;
+    int64_t n = v->sent < v->end ? objects_stream_ready(v->read, v->sent, &v->waiter, &err) : 0;
     if (n == TIER_WAIT)
         return;
     if (n < 0) {
@@ -435,16 +435,15 @@ static void arriving(struct s3_task *v)
     struct wanted w;
     v->waiter.ready = told;
     v->end = UINT64_MAX;
-    int rc = tier_read_head(v->read, &v->waiter, &err);
+    int rc = objects_stream_head(v->read, &v->waiter, &v->obj, &err);
     if (rc == TIER_WAIT)
         return;
     if (rc < 0) {
         lost(v, rc, &err);
         return;
     }
-    if (v->read->obj) { /* what is here was right */
-        v->obj = store_obj_ref(v->read->obj);
-        tier_read_close(TAKE_PTR(v->read));
+    if (v->obj) { /* what is here was right */
+        objects_stream_close(TAKE_PTR(v->read));
         opened(v);
         return;
     }
@@ -484,7 +483,7 @@ static void opened(struct s3_task *v)
         v->answered = true;
         put_head(v->service, v->req, &v->call, v->obj, &w, v->id);
         http_send_head(v->req, w.bytes);
-    } else if (store_obj_checked(v->obj, w.first, w.bytes)) {
+    } else if (objects_checked(v->obj, w.first, w.bytes)) {
         v->checked = v->end;
         first_checked(v);
     } else {

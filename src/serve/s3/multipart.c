@@ -98,7 +98,7 @@ static bool read_upload(struct s3_task *v)
 /* "CRC32 FULL_OBJECT" of the upload's meta. */
 static enum sum_kind algorithm_of(const struct store_upload *upload, bool *ret_full)
 {
-    const char *text = store_meta_get(upload->meta, upload->meta_len, "leat-sum");
+    const char *text = pairs_get(upload->meta, upload->meta_len, "leat-sum");
     size_t n = text ? strcspn(text, " ") : 0;
     *ret_full = text && strcmp(text + n, " FULL_OBJECT") == 0;
     return text ? sum_by_name(text, n) : SUM_NONE;
@@ -201,7 +201,7 @@ static int note_upload(void *user, const struct store_upload *upload)
 {
     struct completion *c = user;
     c->sum = algorithm_of(upload, &c->full);
-    return store_meta_each(upload->meta, upload->meta_len, note_pair, user);
+    return pairs_each(upload->meta, upload->meta_len, note_pair, user);
 }
 
 /*
@@ -579,7 +579,7 @@ static int put_part(void *user, const struct store_part *part)
     s3_element(&l->out, "ETag", etag, (size_t)n);
     s3_element_u64(&l->out, "Size", part->bytes);
     for (unsigned k = 0; k < SUM_KINDS; k++) {
-        const char *value = store_meta_get(part->meta, part->meta_len, sum_names[k].header);
+        const char *value = pairs_get(part->meta, part->meta_len, sum_names[k].header);
         if (value)
             s3_element(&l->out, sum_names[k].element, value, strlen(value));
     }
@@ -604,7 +604,7 @@ static unsigned number_of(struct s3_task *v, const char *name, unsigned without,
 
 static const char *class_of(const struct store_upload *upload)
 {
-    const char *class = store_meta_get(upload->meta, upload->meta_len, "x-amz-storage-class");
+    const char *class = pairs_get(upload->meta, upload->meta_len, "x-amz-storage-class");
     return class ? class : "STANDARD";
 }
 

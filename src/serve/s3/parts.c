@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "store/store.h"
+#include "base/pairs.h"
 
 /* Element `i`, from 0, of a list with commas; data NULL: it has fewer. */
 static struct http_text element(const char *list, unsigned i)
@@ -27,7 +27,7 @@ static bool even(const char *text, unsigned *ret_n, uint64_t *ret_bytes)
 
 unsigned parts_count(const void *meta, size_t len)
 {
-    const char *text = store_meta_get(meta, len, "leat-parts");
+    const char *text = pairs_get(meta, len, "leat-parts");
     unsigned n;
     uint64_t bytes;
     if (!text || even(text, &n, &bytes))
@@ -64,8 +64,7 @@ static bool place(const char *text, uint64_t object_bytes, unsigned number, stru
 bool parts_find(const void *meta, size_t len, uint64_t object_bytes, unsigned number,
                 struct object_part *ret_part)
 {
-    const char *layout = store_meta_get(meta, len, "leat-parts"),
-               *sums = store_meta_get(meta, len, "leat-part-sums");
+    const char *layout = pairs_get(meta, len, "leat-parts"), *sums = pairs_get(meta, len, "leat-part-sums");
     if (!layout || number < 1 || !place(layout, object_bytes, number, ret_part))
         return false;
     ret_part->sum = element(sums, number - 1);

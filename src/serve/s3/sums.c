@@ -53,7 +53,7 @@ struct http_text sum_demand(const struct s3_task *v, enum sum_kind kind)
 enum sum_kind sum_of_meta(const void *meta, size_t len, const char **ret_value, bool *ret_full)
 {
     for (unsigned k = 0; k < SUM_KINDS; k++) {
-        const char *value = store_meta_get(meta, len, sum_names[k].header);
+        const char *value = pairs_get(meta, len, sum_names[k].header);
         if (!value)
             continue;
         *ret_value = value;

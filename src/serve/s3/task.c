@@ -17,9 +17,9 @@
 
 void s3_task_free(struct s3_task *v)
 {
-    store_obj_unref(v->obj);
+    objects_unref(v->obj);
     bundling_free(v->bundling);
-    tier_read_close(v->read);
+    objects_stream_close(v->read);
     body_fini(v);
     bytes_out_fini(&v->out);
     bytes_out_fini(&v->meta);
@@ -184,7 +184,7 @@ int visit_look(struct s3_task *v, const void **ret_meta, size_t *ret_len, struct
     int rc = objects_open(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, true, &v->obj,
                           &v->read, err);
     if (rc == 0 && v->read)
-        rc = tier_read_wait(v->read, 0, 0, err);
+        rc = objects_stream_wait(v->read, err);
     if (rc < 0)
         return rc;
     v->info = v->obj ? v->obj->info : v->read->info;

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include <libdeflate.h>
 
+#include "objects/objects.h"
 #include "serve/s3/bundle.h"
 #include "store/testing.h"
 #include "wire/archive/tar_put.h"
@@ -17,6 +18,7 @@
 static struct fixture {
     char folder[256];
     struct store *store;
+    struct objects *objects;
     uint8_t *large;
     uint8_t packed[64 * KIB]; /* `large`'s first 300 KiB of letters, deflated */
     uint8_t letters[300 * KIB];
@@ -35,6 +37,7 @@ static int setup(void **state)
     testing_mkdir(f.folder);
     f.store = testing_open1(f.folder);
     assert_int_equal(store_bucket_create(f.store, "data", 0, NULL, &err), 0);
+    assert_int_equal(objects_new(f.store, NULL, &f.objects), 0); /* no bucket is looked up */
     f.large = malloc(LARGE);
     for (uint64_t i = 0; i < LARGE; i++)
         f.large[i] = (uint8_t)(i * 2654435761u >> 13);
@@ -53,6 +56,7 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
+    objects_free(f.objects);
     store_free(f.store);
     free(f.large);
     testing_rmdir(f.folder);
@@ -119,7 +123,7 @@ static void test_tar(void **state)
     enum { MANY = 300 };
     struct bundle *b;
     struct member m = deflated(), part = {.at = 1000, .stored_bytes = 2 * MIB, .bytes = 2 * MIB};
-    assert_int_equal(bundle_new(f.store, true, 7 + MANY, &b), 0);
+    assert_int_equal(bundle_new(f.objects, true, 7 + MANY, &b), 0);
     add(b, (struct bundle_part){.obj = obj_of("small"), .count = 5, .path = "small", .opaque = "mine"});
     add(b, (struct bundle_part){
                .obj = obj_of("large"), .count = LARGE, .path = "large", .mtime_ns = 5000000000});
@@ -171,7 +175,7 @@ static void expect_plain(struct bundle_part part, const uint8_t *want)
 {
     struct bundle *b;
     uint64_t bytes;
-    assert_int_equal(bundle_new(f.store, false, 1, &b), 0);
+    assert_int_equal(bundle_new(f.objects, false, 1, &b), 0);
     part.path = "x";
     add(b, part);
     uint8_t *out = all_of(b, &bytes);
@@ -203,7 +207,7 @@ static int fails(struct bundle_part part, struct leat_error *err)
     unsigned n;
     bool last = false;
     int rc = 0;
-    assert_int_equal(bundle_new(f.store, false, 1, &b), 0);
+    assert_int_equal(bundle_new(f.objects, false, 1, &b), 0);
     part.path = "asked for";
     add(b, part);
     while (rc == 0 && !last)
@@ -222,7 +226,7 @@ static void test_damaged(void **state)
         LEAT_INVALID);
     assert_non_null(strstr(err.message, "asked for"));
     struct store_obj *packed = obj_of("packed");
-    assert_int_equal(bundle_check(f.store, packed, &m, &err), LEAT_INVALID);
+    assert_int_equal(bundle_check(f.objects, packed, &m, &err), LEAT_INVALID);
     store_obj_unref(packed);
     /* The bits of an object that was read and verified before do not matter; one that was not is looked at. */
     put("bad", f.large, LARGE);
@@ -241,7 +245,7 @@ static void test_names_that_do_not_fit(void **state)
     struct leat_error err;
     static char name[TAR_PATH_MAX];
     memset(name, 'n', sizeof(name) - 1);
-    assert_int_equal(bundle_new(f.store, true, 1, &b), 0);
+    assert_int_equal(bundle_new(f.objects, true, 1, &b), 0);
     struct bundle_part part = {.obj = obj_of("small"), .count = 5, .path = name, .suffix = "x"};
     assert_int_equal(bundle_add(b, &part, &err), LEAT_INVALID);
     bundle_free(b);
