@@ -18,7 +18,7 @@
 #include "serve/s3/keys.h"
 #include "objects/objects.h"
 #include "serve/s3/service.h"
-#include "serve/site.h"
+#include "http/server/site.h"
 #include "objects/tier/tier.h"
 #include "store/store.h"
 

@@ -17,7 +17,7 @@
 #include "http/server/http_server.h"
 #include "http/server/workers.h"
 #include "objects/objects.h"
-#include "serve/site.h"
+#include "http/server/site.h"
 #include "objects/tier/tier.h"
 
 /* A pool of memory beside the store, in the same process. Calls come from workers and may block. */

@@ -12,7 +12,7 @@
 #include "http/server/workers.h"
 #include "serve/s3/keys.h"
 #include "objects/objects.h"
-#include "serve/site.h"
+#include "http/server/site.h"
 
 struct s3_service_config {
     struct objects *objects;

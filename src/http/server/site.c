@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "serve/site.h"
+#include "http/server/site.h"
 
 #include "base/setting.h"
 

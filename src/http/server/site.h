@@ -7,8 +7,8 @@
  * then takes us for that page's origin; the name stands in Host. Cross-site requests: a page sends what needs no permission by CORS, such as a
  * POST of text; Sec-Fetch-Site (Fetch Metadata, W3C) or Origin (RFC 6454) tells. This server has no CORS rules, so no other origin is allowed.
  */
-#ifndef SERVE_SITE_H
-#define SERVE_SITE_H
+#ifndef HTTP_SERVER_SITE_H
+#define HTTP_SERVER_SITE_H
 
 #include "base/base.h"
 #include "http/server/http_server.h"

@@ -7,7 +7,7 @@
 #include <cmocka.h>
 
 #include "failalloc.h"
-#include "serve/site.h"
+#include "http/server/site.h"
 
 static struct http_text text(const char *s)
 {

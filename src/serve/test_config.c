@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "serve/config.h"
+
+static int set(struct serve_config *c, const char *section, const char *key, const char *value)
+{
+    return serve_config_set(c, section, key, value, NULL);
+}
+
+static void test_config(void **state)
+{
+    static const char *const bad[][3] = {
+        {"serve", "nonsense", "1"}, {"store", "capacity", "1"},    {"store", "high", "100"},
+        {"serve", "threads", "0"},  {"serve", "anonymous", "may"}, {"serve", "region", "US EAST"},
+        {"serve", "grace", "10"},   {"store", "memory", "x"},
+    };
+    struct serve_config c;
+    struct leat_error err = {0};
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        serve_config_init(&c);
+        assert_int_equal(serve_config_set(&c, bad[i][0], bad[i][1], bad[i][2], &err), LEAT_INVALID);
+        assert_true(err.message[0]);
+        serve_config_fini(&c);
+    }
+    serve_config_init(&c);
+    assert_int_equal(set(&c, "pool", "size", "1GiB"), -ENOENT);
+    assert_int_equal(serve_config_finish(&c, NULL), 0); /* nothing is asked for */
+    assert_int_equal(set(&c, "serve", "listen", "0.0.0.0:9000"), 0);
+    assert_int_equal(serve_config_finish(&c, NULL), LEAT_INVALID); /* no store */
+    assert_int_equal(set(&c, "store", "paths", "/a, /b /c"), 0);
+    assert_int_equal(c.npaths, 3);
+    assert_int_equal(serve_config_finish(&c, &err), LEAT_INVALID); /* neither keys nor anonymous */
+    assert_non_null(strstr(err.message, "--new-keys"));
+    assert_int_equal(set(&c, "serve", "anonymous", "yes"), 0);
+    assert_int_equal(serve_config_finish(&c, &err), LEAT_INVALID); /* for everybody */
+    assert_non_null(strstr(err.message, "others than this machine"));
+    assert_int_equal(set(&c, "serve", "keys_file", "/k"), 0);
+    assert_int_equal(serve_config_finish(&c, &err), LEAT_INVALID); /* both */
+    assert_int_equal(set(&c, "serve", "anonymous", "no"), 0);
+    assert_int_equal(serve_config_finish(&c, &err), 0);
+    assert_string_equal(c.region, "us-east-1");
+    assert_int_equal(set(&c, "serve", "tls_cert", "/c"), 0);
+    assert_int_equal(serve_config_finish(&c, &err), LEAT_INVALID);
+    serve_config_fini(&c);
+    static const char *const local[] = {"127.0.0.1:9000", "[::1]:0", "unix:/x", "localhost:1"};
+    for (size_t i = 0; i < ARRAY_LEN(local); i++) {
+        serve_config_init(&c);
+        assert_int_equal(set(&c, "store", "paths", "/a"), 0);
+        assert_int_equal(set(&c, "serve", "anonymous", "yes"), 0);
+        assert_int_equal(set(&c, "serve", "listen", local[i]), 0);
+        assert_int_equal(serve_config_finish(&c, NULL), 0);
+        serve_config_fini(&c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_config),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
