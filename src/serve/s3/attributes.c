@@ -95,7 +95,7 @@ static void look(struct s3_task *v)
     struct leat_error err = {0};
     const void *meta;
     size_t len;
-    int rc = visit_look(v, &meta, &len, &err);
+    int rc = s3_task_look(v, &meta, &len, &err);
     if (rc < 0) {
         s3_task_fail_store(v, rc, &err);
         return;

@@ -446,7 +446,7 @@ static bool completed_before(struct completion *c)
     size_t meta_len;
     const char *value = "";
     char etag[48];
-    if (!etag_of(c, etag) || visit_look(v, &meta, &meta_len, NULL) < 0 || strcmp(v->info.etag, etag) != 0)
+    if (!etag_of(c, etag) || s3_task_look(v, &meta, &meta_len, NULL) < 0 || strcmp(v->info.etag, etag) != 0)
         return false;
     c->sum = sum_of_meta(meta, meta_len, &value, &c->full);
     snprintf(c->value, sizeof(c->value), "%s", value);

@@ -179,7 +179,7 @@ void s3_task_run_remote(struct s3_task *v, enum http_priority priority, void (*r
     work_by(v, remote ? v->service->waiters : v->service->workers, priority, remote, run, then);
 }
 
-int visit_look(struct s3_task *v, const void **ret_meta, size_t *ret_len, struct leat_error *err)
+int s3_task_look(struct s3_task *v, const void **ret_meta, size_t *ret_len, struct leat_error *err)
 {
     int rc = objects_open(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, true, &v->obj,
                           &v->read, err);

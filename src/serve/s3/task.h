@@ -125,7 +125,7 @@ void s3_task_run_remote(struct s3_task *v, enum http_priority priority, void (*r
  * What is known of its object, here or at the bucket's remote: v->info, and its meta, which stays until the task is freed. Nothing is fetched.
  * On a worker, once.
  */
-int visit_look(struct s3_task *v, const void **ret_meta, size_t *ret_len, struct leat_error *err);
+int s3_task_look(struct s3_task *v, const void **ret_meta, size_t *ret_len, struct leat_error *err);
 /* On a worker or the service: remembers a failure. message may be NULL. */
 void s3_task_fail(struct s3_task *v, enum s3_code code, const char *message);
 /* The same for a code of the store; what is the server's fault is logged. */
