@@ -1,39 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/pairs.h"
 
-int pairs_each(const void *pairs, size_t len, int (*pair)(void *user, const char *name, const char *value),
-               void *user)
+bool pairs_next(const void *pairs, size_t len, struct pair *pair)
 {
-    const char *at = pairs, *end = at + len;
-    while (at < end) {
-        const char *name_end = memchr(at, 0, (size_t)(end - at));
-        const char *value_end = name_end ? memchr(name_end + 1, 0, (size_t)(end - name_end - 1)) : NULL;
-        if (!value_end)
-            return LEAT_CORRUPT;
-        int rc = pair(user, at, name_end + 1);
-        if (rc != 0)
-            return rc;
-        at = value_end + 1;
-    }
-    return 0;
-}
-
-struct wanted {
-    const char *name, *value;
-};
-
-static int match(void *user, const char *name, const char *value)
-{
-    struct wanted *w = user;
-    if (strcmp(name, w->name) != 0)
-        return 0;
-    w->value = value;
-    return 1;
+    const char *name = pair->name ? pair->value + strlen(pair->value) + 1 : pairs;
+    const char *end = (const char *)pairs + len;
+    const char *value = name < end ? memchr(name, 0, (size_t)(end - name)) : NULL;
+    if (!value || !memchr(value + 1, 0, (size_t)(end - value - 1)))
+        return false;
+    *pair = (struct pair){name, value + 1};
+    return true;
 }
 
 const char *pairs_get(const void *pairs, size_t len, const char *name)
 {
-    struct wanted w = {.name = name};
-    pairs_each(pairs, len, match, &w);
-    return w.value;
+    struct pair pair = {0};
+    while (pairs_next(pairs, len, &pair))
+        if (strcmp(pair.name, name) == 0)
+            return pair.value;
+    return NULL;
 }

@@ -8,10 +8,12 @@
 
 #include "base/base.h"
 
+struct pair {
+    const char *name, *value;
+};
+/* The pair behind *pair; {0}: the first one. False: no more follow, or what follows is no pair. */
+bool pairs_next(const void *pairs, size_t len, struct pair *pair);
 /* The value of the first pair of that name, which lies in `pairs`; NULL: none. */
 const char *pairs_get(const void *pairs, size_t len, const char *name);
-/* Calls `pair` for each; its result other than 0 ends it and is returned. LEAT_CORRUPT: no pairs. */
-int pairs_each(const void *pairs, size_t len, int (*pair)(void *user, const char *name, const char *value),
-               void *user);
 
 #endif

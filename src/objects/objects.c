@@ -152,32 +152,32 @@ int objects_bucket_set_owner(struct objects *o, const char *bucket, const char *
 
 /* --- objects ---------------------------------------------------------------------------------------------------------------- */
 
-int objects_get_cached(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                       struct store_obj **ret_obj, struct leat_error *err)
+int objects_get_cached(struct objects *o, const struct objects_key *k, struct store_obj **ret_obj,
+                       struct leat_error *err)
 {
-    int rc = store_get_cached(o->store, bucket, key, key_len, ret_obj, err);
-    if (rc == 0 && !tier_fresh(o->tier, bucket, key, key_len, *ret_obj)) {
+    int rc = store_get_cached(o->store, k->bucket, k->key, k->key_len, ret_obj, err);
+    if (rc == 0 && !tier_fresh(o->tier, k->bucket, k->key, k->key_len, *ret_obj)) {
         store_obj_unref(*ret_obj);
         rc = STORE_AGAIN;
     }
-    return rc < 0 && rc != STORE_NO_BUCKET && has_remote(o, bucket) ? STORE_AGAIN : rc;
+    return rc < 0 && rc != STORE_NO_BUCKET && has_remote(o, k->bucket) ? STORE_AGAIN : rc;
 }
 
-int objects_get(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                struct store_obj **ret_obj, struct leat_error *err)
+int objects_get(struct objects *o, const struct objects_key *k, struct store_obj **ret_obj,
+                struct leat_error *err)
 {
-    return has_remote(o, bucket) ? tier_get(o->tier, bucket, key, key_len, ret_obj, err)
-                                 : store_get(o->store, bucket, key, key_len, ret_obj, err);
+    return has_remote(o, k->bucket) ? tier_get(o->tier, k->bucket, k->key, k->key_len, ret_obj, err)
+                                    : store_get(o->store, k->bucket, k->key, k->key_len, ret_obj, err);
 }
 
-int objects_open(struct objects *o, const char *bucket, const void *key, size_t key_len, bool head_only,
-                 struct store_obj **ret_obj, struct tier_read **ret_read, struct leat_error *err)
+int objects_open(struct objects *o, const struct objects_key *k, bool head_only, struct store_obj **ret_obj,
+                 struct tier_read **ret_read, struct leat_error *err)
 {
     struct store_obj *obj = NULL;
     struct tier_read *read = NULL;
-    int rc = has_remote(o, bucket)
-                 ? tier_open(o->tier, bucket, key, key_len, head_only ? TIER_HEAD : 0, &read, err)
-                 : store_get(o->store, bucket, key, key_len, &obj, err);
+    int rc = has_remote(o, k->bucket)
+                 ? tier_open(o->tier, k->bucket, k->key, k->key_len, head_only ? TIER_HEAD : 0, &read, err)
+                 : store_get(o->store, k->bucket, k->key, k->key_len, &obj, err);
     if (rc < 0)
         return rc;
     if (read && objects_stream_head(read, NULL, &obj, NULL) == 0 && obj) /* it is here */
@@ -250,10 +250,10 @@ int objects_check_meta(const struct objects *o, const char *bucket, const void *
     return has_remote(o, bucket) ? tier_check_meta(bucket, meta, meta_len, err) : 0;
 }
 
-int objects_put_begin(struct objects *o, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
+int objects_put_begin(struct objects *o, const struct objects_key *k, uint64_t bytes,
                       struct store_put **ret_put, struct leat_error *err)
 {
-    return tier_put_begin(o->tier, bucket, key, key_len, bytes, 0, ret_put, err);
+    return tier_put_begin(o->tier, k->bucket, k->key, k->key_len, bytes, 0, ret_put, err);
 }
 
 void *objects_put_room(struct store_put *put, size_t *ret_bytes)
@@ -286,25 +286,24 @@ void objects_put_abort(struct store_put *put)
     store_put_abort(put);
 }
 
-int objects_put_commit(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                       struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
-                       struct leat_error *err)
+int objects_put_commit(struct objects *o, const struct objects_key *k, struct store_put *put,
+                       const struct store_commit *commit, struct store_info *ret_info, struct leat_error *err)
 {
-    return tier_put_commit(o->tier, bucket, key, key_len, put, commit, ret_info, err);
+    return tier_put_commit(o->tier, k->bucket, k->key, k->key_len, put, commit, ret_info, err);
 }
 
-int objects_delete(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                   const char *if_match, struct leat_error *err)
+int objects_delete(struct objects *o, const struct objects_key *k, const char *if_match,
+                   struct leat_error *err)
 {
     struct store_info info;
     if (!if_match)
-        return tier_delete(o->tier, bucket, key, key_len, err);
-    if (has_remote(o, bucket))
-        return error_set(err, LEAT_BUSY, "bucket %s was given a remote: try again", bucket);
-    int rc = store_lookup(o->store, bucket, key, key_len, &info, err);
+        return tier_delete(o->tier, k->bucket, k->key, k->key_len, err);
+    if (has_remote(o, k->bucket))
+        return error_set(err, LEAT_BUSY, "bucket %s was given a remote: try again", k->bucket);
+    int rc = store_lookup(o->store, k->bucket, k->key, k->key_len, &info, err);
     if (rc == 0 && strcmp(if_match, "*") != 0 && strcmp(if_match, info.etag) != 0)
         rc = STORE_PRECONDITION;
-    return rc < 0 ? rc : store_delete(o->store, bucket, key, key_len, info.seq, err);
+    return rc < 0 ? rc : store_delete(o->store, k->bucket, k->key, k->key_len, info.seq, err);
 }
 
 int objects_delete_many(struct objects *o, const char *bucket, const struct store_key *keys, unsigned n,
@@ -325,24 +324,23 @@ int objects_list(struct objects *o, const char *bucket, const struct store_list_
                                  : store_list(o->store, bucket, spec, entry, user, ret_more, err);
 }
 
-int objects_upload_begin(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                         const struct store_commit *commit, char ret_id[STORE_UPLOAD_ID_TEXT],
+int objects_upload_begin(struct objects *o, const struct objects_key *k, const struct store_commit *commit,
+                         char ret_id[STORE_UPLOAD_ID_TEXT], struct leat_error *err)
+{
+    return store_upload_begin(o->store, k->bucket, k->key, k->key_len, commit, ret_id, err);
+}
+
+int objects_upload_abort(struct objects *o, const struct objects_key *k, const char *id,
                          struct leat_error *err)
 {
-    return store_upload_begin(o->store, bucket, key, key_len, commit, ret_id, err);
+    return store_upload_abort(o->store, k->bucket, k->key, k->key_len, id, err);
 }
 
-int objects_upload_abort(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                         const char *id, struct leat_error *err)
-{
-    return store_upload_abort(o->store, bucket, key, key_len, id, err);
-}
-
-int objects_upload_get(struct objects *o, const char *bucket, const void *key, size_t key_len, const char *id,
+int objects_upload_get(struct objects *o, const struct objects_key *k, const char *id,
                        int (*upload)(void *user, const struct store_upload *upload), void *user,
                        struct leat_error *err)
 {
-    return store_upload_get(o->store, bucket, key, key_len, id, upload, user, err);
+    return store_upload_get(o->store, k->bucket, k->key, k->key_len, id, upload, user, err);
 }
 
 int objects_upload_list(struct objects *o, const char *bucket, const void *prefix, size_t prefix_len,
@@ -354,10 +352,10 @@ int objects_upload_list(struct objects *o, const char *bucket, const void *prefi
                              upload, user, ret_more, err);
 }
 
-int objects_part_begin(struct objects *o, const char *bucket, const void *key, size_t key_len, const char *id,
-                       unsigned number, uint64_t bytes, struct store_put **ret_put, struct leat_error *err)
+int objects_part_begin(struct objects *o, const struct objects_key *k, const char *id, unsigned number,
+                       uint64_t bytes, struct store_put **ret_put, struct leat_error *err)
 {
-    return store_part_begin(o->store, bucket, key, key_len, id, number, bytes, 0, ret_put, err);
+    return store_part_begin(o->store, k->bucket, k->key, k->key_len, id, number, bytes, 0, ret_put, err);
 }
 
 int objects_part_commit(struct objects *o, struct store_put *put, const struct store_commit *commit,
@@ -367,29 +365,29 @@ int objects_part_commit(struct objects *o, struct store_put *put, const struct s
     return store_put_commit(put, commit, ret_info, err);
 }
 
-int objects_part_list(struct objects *o, const char *bucket, const void *key, size_t key_len, const char *id,
-                      unsigned after, unsigned max, int (*part)(void *user, const struct store_part *part),
-                      void *user, bool *ret_more, struct leat_error *err)
+int objects_part_list(struct objects *o, const struct objects_key *k, const char *id, unsigned after,
+                      unsigned max, int (*part)(void *user, const struct store_part *part), void *user,
+                      bool *ret_more, struct leat_error *err)
 {
-    return store_part_list(o->store, bucket, key, key_len, id, after, max, part, user, ret_more, err);
+    return store_part_list(o->store, k->bucket, k->key, k->key_len, id, after, max, part, user, ret_more,
+                           err);
 }
 
-int objects_upload_check(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                         const char *id, const struct store_part *parts, unsigned n, struct leat_error *err)
+int objects_upload_check(struct objects *o, const struct objects_key *k, const char *id,
+                         const struct store_part *parts, unsigned n, struct leat_error *err)
 {
     struct store_put *put;
-    int rc = store_upload_assemble(o->store, bucket, key, key_len, id, parts, n, &put, err);
+    int rc = store_upload_assemble(o->store, k->bucket, k->key, k->key_len, id, parts, n, &put, err);
     if (rc == 0)
         store_put_abort(put);
     return rc;
 }
 
-int objects_upload_complete(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                            const char *id, const struct store_part *parts, unsigned n,
-                            const struct store_commit *commit, struct store_info *ret_info,
-                            struct leat_error *err)
+int objects_upload_complete(struct objects *o, const struct objects_key *k, const char *id,
+                            const struct store_part *parts, unsigned n, const struct store_commit *commit,
+                            struct store_info *ret_info, struct leat_error *err)
 {
     struct store_put *put;
-    int rc = store_upload_assemble(o->store, bucket, key, key_len, id, parts, n, &put, err);
-    return rc < 0 ? rc : objects_put_commit(o, bucket, key, key_len, put, commit, ret_info, err);
+    int rc = store_upload_assemble(o->store, k->bucket, k->key, k->key_len, id, parts, n, &put, err);
+    return rc < 0 ? rc : objects_put_commit(o, k, put, commit, ret_info, err);
 }

@@ -46,13 +46,20 @@ int objects_bucket_remote(struct objects *o, const char *bucket, const char *rem
 int objects_bucket_remote(struct objects *o, const char *bucket, char **ret_remote, struct leat_error *err);
 int objects_bucket_delete(struct objects *o, const char *bucket, struct leat_error *err);
 
+/* Where an object is, or is to be. All three are the caller's during the call. */
+struct objects_key {
+    const char *bucket;
+    const void *key;
+    size_t key_len;
+};
+
 /* --- objects ------------------------------------------------------------------------------------------------------------------ */
 
 /* [loop] STORE_AGAIN: ask objects_get on a thread that may block. */
-int objects_get_cached(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                       struct store_obj **ret_obj, struct leat_error *err);
-int objects_get(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                struct store_obj **ret_obj, struct leat_error *err);
+int objects_get_cached(struct objects *o, const struct objects_key *k, struct store_obj **ret_obj,
+                       struct leat_error *err);
+int objects_get(struct objects *o, const struct objects_key *k, struct store_obj **ret_obj,
+                struct leat_error *err);
 
 /*
  * An object's bytes. objects_check: those of the range are compared with their checksums, and are in the page cache then; objects_checked [loop]: nothing of it is left to
@@ -70,8 +77,8 @@ void objects_unref(struct store_obj *obj);            /* [loop]; NULL is fine */
  * For who can follow an object that is still on its way: *ret_obj, or *ret_read (and the other NULL), which is not waited for. head_only: it is not
  * fetched. objects_get waits until all of it is here.
  */
-int objects_open(struct objects *o, const char *bucket, const void *key, size_t key_len, bool head_only,
-                 struct store_obj **ret_obj, struct tier_read **ret_read, struct leat_error *err);
+int objects_open(struct objects *o, const struct objects_key *k, bool head_only, struct store_obj **ret_obj,
+                 struct tier_read **ret_read, struct leat_error *err);
 
 /* [loop] Is there such an object, and what is it like? As tier_read_head. *ret_obj: a reference, where it was here after all; else NULL. */
 int objects_stream_head(struct tier_read *read, struct tier_waiter *waiter, struct store_obj **ret_obj,
@@ -92,7 +99,7 @@ int objects_check_meta(const struct objects *o, const char *bucket, const void *
  * A put: bytes of an object, or of a part of an upload, while they come. One thread at a time. _begin, then _room and _advance, or _write; then
  * a commit, which ends the put in any case, or _abort. Each is as store_put_begin, store_put_room ... say.
  */
-int objects_put_begin(struct objects *o, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
+int objects_put_begin(struct objects *o, const struct objects_key *k, uint64_t bytes,
                       struct store_put **ret_put, struct leat_error *err);
 void *objects_put_room(struct store_put *put, size_t *ret_bytes); /* [loop] */
 int objects_put_advance(struct store_put *put, size_t n, struct leat_error *err);
@@ -100,12 +107,12 @@ int objects_put_write(struct store_put *put, const void *data, size_t n, struct 
 uint32_t objects_put_crc32c(const struct store_put *put);
 bool objects_put_md5(struct store_put *put, uint8_t ret_md5[16]);
 void objects_put_abort(struct store_put *put); /* NULL is fine */
-int objects_put_commit(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                       struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
+int objects_put_commit(struct objects *o, const struct objects_key *k, struct store_put *put,
+                       const struct store_commit *commit, struct store_info *ret_info,
                        struct leat_error *err);
 /* if_match: only a version with this ETag ("*": any), else STORE_PRECONDITION; for buckets without a remote. NULL: whatever is there. */
-int objects_delete(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                   const char *if_match, struct leat_error *err);
+int objects_delete(struct objects *o, const struct objects_key *k, const char *if_match,
+                   struct leat_error *err);
 int objects_delete_many(struct objects *o, const char *bucket, const struct store_key *keys, unsigned n,
                         int *ret_codes, struct leat_error *err);
 int objects_list(struct objects *o, const char *bucket, const struct store_list_spec *spec,
@@ -114,33 +121,31 @@ int objects_list(struct objects *o, const char *bucket, const struct store_list_
 
 /* --- uploads in parts: the store's alone until they are complete. STORE_NO_UPLOAD where there is none ---------------------------- */
 
-int objects_upload_begin(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                         const struct store_commit *commit, char ret_id[STORE_UPLOAD_ID_TEXT],
+int objects_upload_begin(struct objects *o, const struct objects_key *k, const struct store_commit *commit,
+                         char ret_id[STORE_UPLOAD_ID_TEXT], struct leat_error *err);
+int objects_upload_abort(struct objects *o, const struct objects_key *k, const char *id,
                          struct leat_error *err);
-int objects_upload_abort(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                         const char *id, struct leat_error *err);
 /* Both as store_upload_get and store_upload_list. */
-int objects_upload_get(struct objects *o, const char *bucket, const void *key, size_t key_len, const char *id,
+int objects_upload_get(struct objects *o, const struct objects_key *k, const char *id,
                        int (*upload)(void *user, const struct store_upload *upload), void *user,
                        struct leat_error *err);
 int objects_upload_list(struct objects *o, const char *bucket, const void *prefix, size_t prefix_len,
                         const void *key_after, size_t key_after_len, const char *id_after, unsigned max,
                         int (*upload)(void *user, const struct store_upload *upload), void *user,
                         bool *ret_more, struct leat_error *err);
-int objects_part_begin(struct objects *o, const char *bucket, const void *key, size_t key_len, const char *id,
-                       unsigned number, uint64_t bytes, struct store_put **ret_put, struct leat_error *err);
+int objects_part_begin(struct objects *o, const struct objects_key *k, const char *id, unsigned number,
+                       uint64_t bytes, struct store_put **ret_put, struct leat_error *err);
 int objects_part_commit(struct objects *o, struct store_put *put, const struct store_commit *commit,
                         struct store_info *ret_info, struct leat_error *err);
 /* As store_part_list. */
-int objects_part_list(struct objects *o, const char *bucket, const void *key, size_t key_len, const char *id,
-                      unsigned after, unsigned max, int (*part)(void *user, const struct store_part *part),
-                      void *user, bool *ret_more, struct leat_error *err);
+int objects_part_list(struct objects *o, const struct objects_key *k, const char *id, unsigned after,
+                      unsigned max, int (*part)(void *user, const struct store_part *part), void *user,
+                      bool *ret_more, struct leat_error *err);
 /* Could it be completed of these parts? What objects_upload_complete would say of them; where another thread completes the upload, its end is waited for. */
-int objects_upload_check(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                         const char *id, const struct store_part *parts, unsigned n, struct leat_error *err);
-int objects_upload_complete(struct objects *o, const char *bucket, const void *key, size_t key_len,
-                            const char *id, const struct store_part *parts, unsigned n,
-                            const struct store_commit *commit, struct store_info *ret_info,
-                            struct leat_error *err);
+int objects_upload_check(struct objects *o, const struct objects_key *k, const char *id,
+                         const struct store_part *parts, unsigned n, struct leat_error *err);
+int objects_upload_complete(struct objects *o, const struct objects_key *k, const char *id,
+                            const struct store_part *parts, unsigned n, const struct store_commit *commit,
+                            struct store_info *ret_info, struct leat_error *err);
 
 #endif

@@ -89,7 +89,7 @@ static void test_set_while_deleted(void **state)
 
 static int delete_if(struct objects *o, const char *etag)
 {
-    return objects_delete(o, "bkt", "k", 1, etag, NULL);
+    return objects_delete(o, &(struct objects_key){"bkt", "k", 1}, etag, NULL);
 }
 
 static void test_delete_condition(void **state)

@@ -274,9 +274,8 @@ static char *find_line(const struct lines *l, const char *name)
 }
 
 /* A name that comes twice is one header, as HTTP has it: "a", then "b" is "a,b". */
-static int add_line(void *user, const char *name, const char *value)
+static int add_line(struct lines *l, const char *name, const char *value)
 {
-    struct lines *l = user;
     if (!backend_header_kept(name) || strpbrk(value, "\r\n"))
         return 0;
     char *end = find_line(l, name);
@@ -299,7 +298,10 @@ int tier_headers_of(const void *meta, size_t meta_len, char ret_headers[BACKEND_
 {
     struct lines l = {.text = ret_headers};
     ret_headers[0] = 0;
-    return meta_len ? pairs_each(meta, meta_len, add_line, &l) : 0;
+    int rc = 0;
+    for (struct pair p = {0}; rc == 0 && pairs_next(meta, meta_len, &p);)
+        rc = add_line(&l, p.name, p.value);
+    return rc;
 }
 
 void tier_tag_of(const struct backend_stat *stat, char ret_tag[BACKEND_ETAG_MAX])

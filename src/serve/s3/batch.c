@@ -153,7 +153,7 @@ static void open_member(struct s3_task *v)
 {
     struct bundling *b = v->bundling;
     struct leat_error err = {0};
-    int rc = objects_get(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, &v->obj, &err);
+    int rc = objects_get(v->service->objects, &v->at, &v->obj, &err);
     if (rc < 0) {
         s3_task_fail_store(v, rc, &err);
         return;
@@ -323,7 +323,8 @@ static enum s3_code open_entry(struct s3_task *v, const struct batch_entry *e, s
                                struct member *member, struct leat_error *err)
 {
     size_t key_len = strlen(e->key);
-    int rc = objects_get(v->service->objects, v->call.bucket, e->key, key_len, &part->obj, err);
+    int rc = objects_get(v->service->objects, &(struct objects_key){v->call.bucket, e->key, key_len},
+                         &part->obj, err);
     if (rc < 0) {
         enum s3_code code = code_of_store(rc);
         if (not_now(code))

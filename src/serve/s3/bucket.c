@@ -172,7 +172,7 @@ void op_location(struct s3_task *v)
 static void find_key(struct s3_task *v)
 {
     struct leat_error err = {0};
-    int rc = objects_get(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, &v->obj, &err);
+    int rc = objects_get(v->service->objects, &v->at, &v->obj, &err);
     if (rc < 0)
         s3_task_fail_store(v, rc, &err);
 }

@@ -148,13 +148,12 @@ static int copy_bytes(struct s3_task *v, uint64_t at, uint64_t bytes, struct lea
 }
 
 /* What the client gave it stays; parts, checksums and storage class are the copy's own. */
-static int keep_pair(void *user, const char *name, const char *value)
+static void keep_meta(struct s3_task *v)
 {
-    struct s3_task *v = user;
-    if (strncmp(name, "leat-", 5) != 0 && strncmp(name, "x-amz-checksum-", 15) != 0 &&
-        strcmp(name, "x-amz-storage-class") != 0)
-        meta_put(&v->meta, name, strlen(name), value, strlen(value));
-    return 0;
+    for (struct pair p = {0}; pairs_next(v->obj->meta, v->obj->meta_len, &p);)
+        if (strncmp(p.name, "leat-", 5) != 0 && strncmp(p.name, "x-amz-checksum-", 15) != 0 &&
+            strcmp(p.name, "x-amz-storage-class") != 0)
+            meta_put(&v->meta, p.name, strlen(p.name), p.value, strlen(p.value));
 }
 
 /*
@@ -178,7 +177,8 @@ static bool choose_sum(struct s3_task *v)
 static void copy(struct s3_task *v)
 {
     struct leat_error err = {0};
-    int rc = objects_get(v->service->objects, v->from_bucket, v->from_key, v->from_len, &v->obj, &err);
+    int rc = objects_get(v->service->objects, &(struct objects_key){v->from_bucket, v->from_key, v->from_len},
+                         &v->obj, &err);
     if (rc < 0) {
         s3_task_fail_store(v, rc, &err);
         return;
@@ -200,7 +200,7 @@ static void copy(struct s3_task *v)
     if (!v->part && !v->replace_meta) {
         bytes_out_reset(&v->meta);
         put_class(v);
-        pairs_each(v->obj->meta, v->obj->meta_len, keep_pair, v);
+        keep_meta(v);
     }
     if (v->part)
         bytes_out_reset(&v->meta);

@@ -105,18 +105,16 @@ static const struct {
     {"response-content-encoding", "content-encoding"},
 };
 
-static int put_pair(void *user, const char *name, const char *value)
+static void put_pair(struct putting *p, const char *name, const char *value)
 {
-    struct putting *p = user;
     if (strncmp(name, "leat-", 5) == 0 || (strncmp(name, "x-amz-checksum-", 15) == 0 && !p->checksums))
-        return 0;
+        return;
     for (unsigned i = 0; i < ARRAY_LEN(overrides); i++) {
         if ((p->overridden >> i & 1) && strcmp(name, overrides[i].header) == 0)
-            return 0;
+            return;
     }
     p->has_type |= strcmp(name, "content-type") == 0;
     http_put_header(p->headers, name, value);
-    return 0;
 }
 
 /* The checksum of the part that is sent, as the client compares what it receives. */
@@ -154,7 +152,8 @@ static void put_head(const struct s3_service *service, struct http_request *req,
             http_put_header(p.headers, overrides[i].header, value);
         }
     }
-    pairs_each(obj->meta, obj->meta_len, put_pair, &p);
+    for (struct pair pair = {0}; pairs_next(obj->meta, obj->meta_len, &pair);)
+        put_pair(&p, pair.name, pair.value);
     if (!p.has_type)
         http_put_header(p.headers, "Content-Type", "binary/octet-stream");
     if (w->status == 206 &&
@@ -169,14 +168,6 @@ static void put_head(const struct s3_service *service, struct http_request *req,
         put_part_sum(p.headers, obj, w->sum);
 }
 
-/* What says how long an answer may be kept: it belongs to "not modified" as to the object. */
-static int put_caching(void *user, const char *name, const char *value)
-{
-    if (strcmp(name, "cache-control") == 0 || strcmp(name, "expires") == 0)
-        http_put_header(user, name, value);
-    return 0;
-}
-
 /* 304, 412, 416: with what belongs to them. */
 static void put_refusal(struct http_request *req, const struct store_obj *obj, enum s3_code code,
                         const char *id)
@@ -187,7 +178,10 @@ static void put_refusal(struct http_request *req, const struct store_obj *obj, e
         etag_header(headers, obj->info.etag);
         http_date_format((time_t)(obj->info.mtime_ns / 1000000000), date);
         http_put_header(headers, "Last-Modified", date);
-        pairs_each(obj->meta, obj->meta_len, put_caching, headers);
+        /* How long an answer may be kept belongs to "not modified" as to the object. */
+        for (struct pair pair = {0}; pairs_next(obj->meta, obj->meta_len, &pair);)
+            if (strcmp(pair.name, "cache-control") == 0 || strcmp(pair.name, "expires") == 0)
+                http_put_header(headers, pair.name, pair.value);
         http_send_head(req, HTTP_BODY_UNKNOWN);
         return;
     }
@@ -240,7 +234,8 @@ bool get_at_once(struct s3_service *service, struct http_request *req, const str
         service_refuse(req, S3_INVALID_REQUEST, overrides_message, NULL, id);
         return true;
     }
-    int rc = objects_get_cached(service->objects, call->bucket, call->key, call->key_len, &obj, NULL);
+    int rc = objects_get_cached(service->objects,
+                                &(struct objects_key){call->bucket, call->key, call->key_len}, &obj, NULL);
     if (rc == LEAT_NOT_FOUND || rc == STORE_NO_BUCKET) {
         service_refuse(req, code_of_store(rc), NULL, NULL, id);
         return true;
@@ -273,8 +268,8 @@ bool get_at_once(struct s3_service *service, struct http_request *req, const str
 static void open_object(struct s3_task *v)
 {
     struct leat_error err = {0};
-    int rc = objects_open(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
-                          v->call.op == S3_OP_HEAD_OBJECT, &v->obj, &v->read, &err);
+    int rc =
+        objects_open(v->service->objects, &v->at, v->call.op == S3_OP_HEAD_OBJECT, &v->obj, &v->read, &err);
     if (rc < 0)
         s3_task_fail_store(v, rc, &err);
 }

@@ -54,8 +54,7 @@ static void create(struct s3_task *v)
 {
     struct leat_error err = {0};
     struct store_commit c = {.meta = v->meta.data, .meta_len = v->meta.len};
-    int rc = objects_upload_begin(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, &c,
-                                  v->upload, &err);
+    int rc = objects_upload_begin(v->service->objects, &v->at, &c, v->upload, &err);
     if (rc < 0)
         s3_task_fail_store(v, rc, &err);
     else
@@ -124,8 +123,7 @@ bool upload_read_part(struct s3_task *v)
     v->part = (unsigned)number;
     if (!read_upload(v))
         return false;
-    int rc = objects_upload_get(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, v->upload,
-                                note_algorithm, v, &err);
+    int rc = objects_upload_get(v->service->objects, &v->at, v->upload, note_algorithm, v, &err);
     if (rc < 0)
         s3_task_fail_store(v, rc, &err);
     return rc == 0;
@@ -134,8 +132,7 @@ bool upload_read_part(struct s3_task *v)
 static void abort_upload(struct s3_task *v)
 {
     struct leat_error err = {0};
-    int rc = objects_upload_abort(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
-                                  v->upload, &err);
+    int rc = objects_upload_abort(v->service->objects, &v->at, v->upload, &err);
     if (rc < 0)
         s3_task_fail_store(v, rc, &err);
 }
@@ -189,19 +186,14 @@ static int note_part(void *user, const struct store_part *part)
     return 0;
 }
 
-static int note_pair(void *user, const char *name, const char *value)
-{
-    struct completion *c = user;
-    if (strcmp(name, "leat-sum") != 0)
-        meta_put(&c->meta, name, strlen(name), value, strlen(value));
-    return 0;
-}
-
 static int note_upload(void *user, const struct store_upload *upload)
 {
     struct completion *c = user;
     c->sum = algorithm_of(upload, &c->full);
-    return pairs_each(upload->meta, upload->meta_len, note_pair, user);
+    for (struct pair p = {0}; pairs_next(upload->meta, upload->meta_len, &p);)
+        if (strcmp(p.name, "leat-sum") != 0)
+            meta_put(&c->meta, p.name, strlen(p.name), p.value, strlen(p.value));
+    return 0;
 }
 
 /*
@@ -215,8 +207,7 @@ static int why_missing(struct completion *c, struct leat_error *err)
         c->parts[i].number = c->named[i].number;
         snprintf(c->parts[i].etag, sizeof(c->parts[i].etag), "%s", c->named[i].etag);
     }
-    int rc = objects_upload_check(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
-                                  v->upload, c->parts, c->n, err);
+    int rc = objects_upload_check(v->service->objects, &v->at, v->upload, c->parts, c->n, err);
     return rc == 0 ? LEAT_STALE : rc; /* 0: it has come since, and is not what was looked at */
 }
 
@@ -459,11 +450,9 @@ static int put_together(struct completion *c, struct leat_error *err)
     struct s3_task *v = c->v;
     struct objects *o = v->service->objects;
     bool more;
-    int rc =
-        objects_upload_get(o, v->call.bucket, v->call.key, v->call.key_len, v->upload, note_upload, c, err);
+    int rc = objects_upload_get(o, &v->at, v->upload, note_upload, c, err);
     if (rc == 0)
-        rc = objects_part_list(o, v->call.bucket, v->call.key, v->call.key_len, v->upload, 0, STORE_PARTS_MAX,
-                               note_part, c, &more, err);
+        rc = objects_part_list(o, &v->at, v->upload, 0, STORE_PARTS_MAX, note_part, c, &more, err);
     if (rc == 0 && !all_there(c))
         rc = why_missing(c, err);
     if (rc == STORE_NO_UPLOAD && completed_before(c))
@@ -480,8 +469,7 @@ static int put_together(struct completion *c, struct leat_error *err)
                                   .meta_len = c->meta.len,
                                   .if_none_match = v->if_none_match,
                                   .if_match = v->if_match[0] ? v->if_match : NULL};
-    rc = objects_upload_complete(o, v->call.bucket, v->call.key, v->call.key_len, v->upload, c->parts, c->n,
-                                 &commit, &v->info, err);
+    rc = objects_upload_complete(o, &v->at, v->upload, c->parts, c->n, &commit, &v->info, err);
     if (rc == STORE_NO_UPLOAD && completed_before(c)) /* by another request, just now */
         return 0;
     if (rc == 0)
@@ -625,11 +613,9 @@ static void list_parts(struct s3_task *v)
     if (v->code != S3_OK)
         return;
     struct objects *o = v->service->objects;
-    int rc =
-        objects_upload_get(o, v->call.bucket, v->call.key, v->call.key_len, v->upload, note_class, v, &err);
+    int rc = objects_upload_get(o, &v->at, v->upload, note_class, v, &err);
     if (rc == 0)
-        rc = objects_part_list(o, v->call.bucket, v->call.key, v->call.key_len, v->upload, after, max,
-                               put_part, &l, &more, &err);
+        rc = objects_part_list(o, &v->at, v->upload, after, max, put_part, &l, &more, &err);
     if (rc < 0) {
         s3_task_fail_store(v, rc, &err);
         bytes_out_fini(&l.out);

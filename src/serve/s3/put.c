@@ -181,10 +181,8 @@ bool put_read_headers(struct s3_task *v)
 int put_begin(struct s3_task *v, uint64_t bytes, struct leat_error *err)
 {
     struct objects *o = v->service->objects;
-    const struct s3_call *c = &v->call;
-    return v->part ? objects_part_begin(o, c->bucket, c->key, c->key_len, v->upload, v->part, bytes,
-                                        &v->body.put, err)
-                   : objects_put_begin(o, c->bucket, c->key, c->key_len, bytes, &v->body.put, err);
+    return v->part ? objects_part_begin(o, &v->at, v->upload, v->part, bytes, &v->body.put, err)
+                   : objects_put_begin(o, &v->at, bytes, &v->body.put, err);
 }
 
 int put_commit(struct s3_task *v, struct leat_error *err)
@@ -203,8 +201,7 @@ int put_commit(struct s3_task *v, struct leat_error *err)
                              .if_match = v->if_match[0] ? v->if_match : NULL};
     struct store_put *put = TAKE_PTR(v->body.put);
     return v->part ? objects_part_commit(v->service->objects, put, &c, &v->info, err)
-                   : objects_put_commit(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
-                                        put, &c, &v->info, err);
+                   : objects_put_commit(v->service->objects, &v->at, put, &c, &v->info, err);
 }
 
 static void begin(struct s3_task *v)
@@ -277,8 +274,7 @@ void op_upload_part(struct s3_task *v)
 static void delete_one(struct s3_task *v)
 {
     struct leat_error err = {0};
-    int rc = objects_delete(v->service->objects, v->call.bucket, v->call.key, v->call.key_len,
-                            v->if_match[0] ? v->if_match : NULL, &err);
+    int rc = objects_delete(v->service->objects, &v->at, v->if_match[0] ? v->if_match : NULL, &err);
     if (rc < 0 && rc != LEAT_NOT_FOUND)
         s3_task_fail_store(v, rc, &err);
 }

@@ -104,6 +104,7 @@ struct s3_task *s3_task_new(struct s3_service *service, struct http_request *req
     v->keys = keys_ref(keys);
     v->user = user;
     v->call = *call;
+    v->at = (struct objects_key){v->call.bucket, v->call.key, v->call.key_len};
     v->how = claim->how;
     v->body.how = claim->body;
     v->body.sum = v->declared = SUM_NONE;
@@ -181,8 +182,7 @@ void s3_task_run_remote(struct s3_task *v, enum http_priority priority, void (*r
 
 int s3_task_look(struct s3_task *v, const void **ret_meta, size_t *ret_len, struct leat_error *err)
 {
-    int rc = objects_open(v->service->objects, v->call.bucket, v->call.key, v->call.key_len, true, &v->obj,
-                          &v->read, err);
+    int rc = objects_open(v->service->objects, &v->at, true, &v->obj, &v->read, err);
     if (rc == 0 && v->read)
         rc = objects_stream_wait(v->read, err);
     if (rc < 0)

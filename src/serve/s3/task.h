@@ -54,6 +54,7 @@ struct s3_task {
     const struct keys_user *user;
     char id[S3_TASK_ID_TEXT];
     struct s3_call call;
+    struct objects_key at; /* in `call` */
     enum sigv4_how how;
     struct s3_task_body body;
 

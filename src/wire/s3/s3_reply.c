@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/pairs.h"
 /* The documents that a server of S3 answers with. Numbers and times are written by hand: a page of a list has thousands. */
 #include "wire/s3/s3_server.h"
 #include "wire/s3/sigv4.h"
@@ -236,17 +237,15 @@ static void put_sums(struct bytes_out *out, const char *sums, size_t len)
         {"x-amz-checksum-crc64nvme", "ChecksumCRC64NVME"}, {"x-amz-checksum-sha1", "ChecksumSHA1"},
         {"x-amz-checksum-sha256", "ChecksumSHA256"},       {"x-amz-checksum-type", "ChecksumType"}};
     bool any = false;
-    for (const char *at = sums, *end = at + len; at < end;) {
-        const char *value = at + strlen(at) + 1;
+    for (struct pair p = {0}; pairs_next(sums, len, &p);) {
         for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-            if (strcmp(at, names[i][0]) != 0)
+            if (strcmp(p.name, names[i][0]) != 0)
                 continue;
             if (!any)
                 http_put(out, "<Checksum>");
             any = true;
-            put_text(out, names[i][1], value);
+            put_text(out, names[i][1], p.value);
         }
-        at = value + strlen(value) + 1;
     }
     if (any)
         http_put(out, "</Checksum>");
