@@ -74,7 +74,7 @@ void fetch_supersede(struct tier *t, const struct tier_bucket *b, const void *ke
         f->superseded = true;
         list_remove(&f->node);
     }
-    while (push_locks(&t->keeping, b, key, key_len))
+    while (key_is_locked(t, b, key, key_len, KEY_LOCK_KEEP))
         pthread_cond_wait(&t->changed_cond, &t->lock);
     pthread_mutex_unlock(&t->lock);
 }
@@ -121,7 +121,7 @@ int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key
     rc = tier_pool_add(pool, b, &f->task);
     if (rc == 0) {
         b->refs++;
-        f->superseded = push_locks(&t->held, b, key, key_len);
+        f->superseded = key_is_locked(t, b, key, key_len, KEY_LOCK_REMOTE_WRITE);
         if (!f->head_only && !f->superseded)
             list_push_back(&t->fetches, &f->node);
     }
@@ -250,11 +250,11 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
                                   .mtime_ns = f->info.mtime_ns,
                                   .if_none_match = f->if_seq == 0,
                                   .if_seq = f->if_seq};
-    struct key_lock held = {.bucket = f->bucket, .key = f->key, .key_len = f->key_len};
+    struct key_lock lock = {.bucket = f->bucket, .key = f->key, .key_len = f->key_len, .bits = KEY_LOCK_KEEP};
     pthread_mutex_lock(&t->lock);
     bool keep = rc == 0 && !f->superseded;
     if (keep)
-        list_push_back(&t->keeping, &held.node);
+        list_push_back(&t->locks, &lock.node);
     pthread_mutex_unlock(&t->lock);
     if (!keep) {
         store_put_abort(put);
@@ -263,10 +263,7 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
     rc = store_put_commit(put, &commit, NULL, err);
     if (rc == 0)
         tier_fresh_mark(t, f->bucket, f->key, f->key_len);
-    pthread_mutex_lock(&t->lock);
-    list_remove(&held.node);
-    pthread_cond_broadcast(&t->changed_cond);
-    pthread_mutex_unlock(&t->lock);
+    key_unlock(t, &lock);
     /* Another version was stored here, or the bucket has another remote: this one was for its readers. */
     return rc == STORE_PRECONDITION || rc == LEAT_STALE ? 0 : rc;
 }

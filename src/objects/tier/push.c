@@ -9,44 +9,11 @@
  * Failure modes: a push that fails in "through" leaves what was; in "back" it is tried again, for ever, with growing pauses, and the
  * object stays dirty meanwhile, over restarts too. A crash in "through" after the remote took the new version and before it is here: the old
  * one that is here was marked beforehand as of unknown standing, and is compared before it is served again.
- * Invariants: writes of one key, by whomever, reach the remote one after the other, in the order in which they become visible here (`held`).
+ * Invariants: writes of one key reach the remote one after the other, in the order in which they become visible here (KEY_LOCK_REMOTE_WRITE).
  */
 #include "objects/tier/tier_internal.h"
 
 #include <stdio.h>
-
-/* --- one at a time ----------------------------------------------------------------------------------------------------------- */
-
-bool push_locks(const struct list *list, const struct tier_bucket *b, const void *key, size_t key_len)
-{
-    list_for_each (node, list) {
-        const struct key_lock *o = container_of(node, struct key_lock, node);
-        if (strcmp(o->bucket->name, b->name) == 0 && o->key_len == key_len &&
-            memcmp(o->key, key, key_len) == 0)
-            return true;
-    }
-    return false;
-}
-
-/* Waits until nobody else has this key in `list` (tier.held, tier.committing). */
-static void key_lock(struct tier *t, struct list *list, struct key_lock *h, const struct tier_bucket *b,
-                     const void *key, size_t key_len)
-{
-    *h = (struct key_lock){.bucket = b, .key = key, .key_len = key_len};
-    pthread_mutex_lock(&t->lock);
-    while (push_locks(list, b, key, key_len))
-        pthread_cond_wait(&t->changed_cond, &t->lock);
-    list_push_back(list, &h->node);
-    pthread_mutex_unlock(&t->lock);
-}
-
-static void key_unlock(struct tier *t, struct key_lock *h)
-{
-    pthread_mutex_lock(&t->lock);
-    list_remove(&h->node);
-    pthread_cond_broadcast(&t->changed_cond);
-    pthread_mutex_unlock(&t->lock);
-}
 
 /* Are its settings others by now? */
 static bool is_gone(struct tier *t, const struct tier_bucket *b)
@@ -90,7 +57,7 @@ static int send(struct tier *t, struct tier_bucket *b, const char *uri, int fd, 
     return rc;
 }
 
-/* A version that is here and dirty. ret_info->seq 0: there is nothing to do. The key is held. */
+/* The version that is here, if it is dirty. The key is locked. */
 static int push_version(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len,
                         struct leat_error *err)
 {
@@ -121,14 +88,14 @@ static int push_version(struct tier *t, struct tier_bucket *b, const void *key, 
 
 int push_key(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err)
 {
-    struct key_lock held;
+    struct key_lock lock;
     struct tier_bucket *b = tier_bucket_find(t, bucket); /* settings may have changed since it was queued */
     if (!b)
         return 0;
-    key_lock(t, &t->held, &held, b, key, key_len);
+    key_lock(t, &lock, b, key, key_len, KEY_LOCK_REMOTE_WRITE);
     /* They may have changed while it was waited for, too, and what is here by then is not this remote's: again, with the new ones. */
     int rc = is_gone(t, b) ? LEAT_STALE : push_version(t, b, key, key_len, err);
-    key_unlock(t, &held);
+    key_unlock(t, &lock);
     tier_bucket_unref(t, b);
     return rc;
 }
@@ -152,7 +119,7 @@ static bool conditional(const struct store_commit *c)
     return c->if_none_match || c->if_match || c->if_seq;
 }
 
-/* Conditions hold for what a GET would say now. The key is held. */
+/* Conditions hold for what a GET would say now. The key is locked. */
 static int check_conditions(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
                             const struct store_commit *c, struct leat_error *err)
 {
@@ -215,7 +182,7 @@ static int moved(int rc, const char *bucket, struct leat_error *err)
                : rc;
 }
 
-/* Consumes the put. The key is held. */
+/* Consumes the put. The key is locked. */
 static int through(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len,
                    struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
                    struct leat_error *err)
@@ -295,7 +262,7 @@ int tier_check_meta(const char *bucket, const void *meta, size_t meta_len, struc
                : rc;
 }
 
-/* Consumes the put. The key is held from others of mode "back". */
+/* Consumes the put. The key is locked for others of mode "back". */
 static int back(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len, struct store_put *put,
                 const struct store_commit *commit, struct store_info *ret_info, struct leat_error *err)
 {
@@ -325,13 +292,13 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
 {
     for (;;) {
         struct tier_bucket *b = tier_bucket_find(t, bucket);
-        struct key_lock held;
+        struct key_lock lock;
         if (!b)
             return commit_plain(t, bucket, key, key_len, put, commit, ret_info, err);
         /* In "back" nobody need wait for a push of the version before: each is of what is here by then. But between what a condition saw and its
          * commit nobody else commits. */
         bool through_it = b->remote.mode == TIER_THROUGH;
-        key_lock(t, through_it ? &t->held : &t->committing, &held, b, key, key_len);
+        key_lock(t, &lock, b, key, key_len, through_it ? KEY_LOCK_REMOTE_WRITE : KEY_LOCK_COMMIT);
         int rc = conditional(commit) ? check_conditions(t, b, key, key_len, commit, err) : 0;
         /* Its settings were changed while the key was waited for, or the conditions looked at. */
         bool anew = rc != STORE_PRECONDITION && is_gone(t, b);
@@ -339,14 +306,14 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
             store_put_abort(put);
         else if (!anew)
             rc = (through_it ? through : back)(t, b, key, key_len, put, commit, ret_info, err);
-        key_unlock(t, &held);
+        key_unlock(t, &lock);
         tier_bucket_unref(t, b);
         if (!anew)
             return rc;
     }
 }
 
-/* There, and then here what was here before. Both lists hold the key. */
+/* There, and then here what was here before. The key is locked with both bits. */
 static int delete_held(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len,
                        struct leat_error *err)
 {
@@ -392,17 +359,15 @@ int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_
 {
     for (;;) {
         struct tier_bucket *b = tier_bucket_find(t, bucket);
-        struct key_lock held, here_too;
+        struct key_lock lock;
         if (!b)
             return store_delete(t->config.store, bucket, key, key_len, 0, err);
-        key_lock(t, &t->held, &held, b, key, key_len);
-        /* Also from those of mode "back": a condition would see what is gone there, and is about to be gone here. */
-        key_lock(t, &t->committing, &here_too, b, key, key_len);
+        /* Also for those of mode "back": a condition would see what is gone there, and is about to be gone here. */
+        key_lock(t, &lock, b, key, key_len, KEY_LOCK_REMOTE_WRITE | KEY_LOCK_COMMIT);
         /* Its settings were changed while the key was waited for: it is to be gone at the remote that is there now. */
         bool anew = is_gone(t, b);
         int rc = anew ? 0 : delete_held(t, b, key, key_len, err);
-        key_unlock(t, &here_too);
-        key_unlock(t, &held);
+        key_unlock(t, &lock);
         tier_bucket_unref(t, b);
         if (!anew)
             return rc;

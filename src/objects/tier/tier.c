@@ -485,46 +485,6 @@ void tier_block_put(struct tier *t, struct tier_block *k)
         block_free(t, k);
 }
 
-/* --- what was checked a moment ago --------------------------------------------------------------------------------------------- */
-
-uint64_t tier_key_hash(const struct tier_bucket *b, const void *key, size_t key_len)
-{
-    return XXH3_64bits_withSeed(key, key_len, XXH3_64bits(b->name, strlen(b->name)));
-}
-
-static uint32_t now_s(void)
-{
-    return (uint32_t)(clock_now_ns() / NS_PER_S) + 1;
-}
-
-void tier_fresh_mark(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len)
-{
-    uint64_t hash = tier_key_hash(b, key, key_len);
-    atomic_store_explicit(&t->fresh[hash % FRESH_SLOTS], (hash & 0xffffffff00000000u) | now_s(),
-                          memory_order_relaxed);
-}
-
-bool tier_fresh_is(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
-                   const char *remote)
-{
-    if (!*remote || b->remote.check == TIER_ALWAYS)
-        return false; /* "": a push of another version was cut off, and may have arrived */
-    if (b->remote.check == TIER_NEVER)
-        return true;
-    uint64_t hash = tier_key_hash(b, key, key_len);
-    uint64_t slot = atomic_load_explicit(&t->fresh[hash % FRESH_SLOTS], memory_order_relaxed);
-    return (slot ^ hash) >> 32 == 0 && (uint32_t)slot && now_s() - (uint32_t)slot < b->remote.age_s;
-}
-
-bool tier_fresh(struct tier *t, const char *bucket, const void *key, size_t key_len,
-                const struct store_obj *obj)
-{
-    struct tier_bucket *b = t ? tier_bucket_find(t, bucket) : NULL;
-    bool fresh = !b || obj->info.flags & STORE_DIRTY || tier_fresh_is(t, b, key, key_len, obj->remote);
-    tier_bucket_unref(t, b);
-    return fresh;
-}
-
 /* --- its life ---------------------------------------------------------------------------------------------------------------- */
 
 struct found {
@@ -611,8 +571,7 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
     pthread_mutex_init(&t->settings, NULL);
     cond_init(&t->changed_cond);
     cond_init(&t->push_changed_cond);
-    struct list *lists[] = {&t->buckets,    &t->blocks,  &t->fetches,       &t->held,
-                            &t->committing, &t->keeping, &t->dirty_backlog, &t->jobs};
+    struct list *lists[] = {&t->buckets, &t->blocks, &t->fetches, &t->locks, &t->dirty_backlog, &t->jobs};
     for (size_t i = 0; i < ARRAY_LEN(lists); i++)
         list_init(lists[i]);
     for (size_t i = 0; i < PUSH_CHAINS; i++)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tier_internal.h: inside of the cold tier: between tier.c (threads, buckets, sessions), remote_settings.c, fetch.c, read.c, push.c, queue.c, list.c, jobs.c. */
+/* tier_internal.h: inside of the cold tier: between tier.c (threads, buckets, sessions), remote_settings.c, fetch.c, read.c, key.c, push.c, queue.c, list.c, jobs.c. */
 #ifndef OBJECTS_TIER_INTERNAL_H
 #define OBJECTS_TIER_INTERNAL_H
 
@@ -103,16 +103,14 @@ struct tier {
     atomic_bool stopping;
     pthread_mutex_t settings;    /* one change of a bucket's remote at a time; before `lock` */
     pthread_mutex_t lock;        /* of all that follows, and of buckets, fetches, pushes and jobs */
-    pthread_cond_t changed_cond; /* broadcast: a fetch, a held key, a job, a block */
+    pthread_cond_t changed_cond; /* broadcast: a fetch, a locked key, a job, a block */
     struct list buckets;
     _Atomic unsigned nbuckets; /* 0: nobody need look */
     struct tier_pool fetchers, prefetchers, pushers;
     struct list blocks; /* idle buffers */
     unsigned nblocks;
     struct list fetches;             /* under way, to be joined */
-    struct list held;                /* keys that are written to, there */
-    struct list committing;          /* keys that are written to here, in buckets of mode "back" */
-    struct list keeping;             /* keys whose fetched version is being committed */
+    struct list locks;               /* of keys: key_lock.node */
     struct list pushes[PUSH_CHAINS]; /* keys to be pushed, by their hash */
     struct list pauses[PUSH_PAUSES]; /* those of them that failed, by how often: each in the order of time */
     struct list dirty_backlog;       /* buckets of which more is dirty than is in the queue */
@@ -155,6 +153,29 @@ int tier_pool_add(struct tier_pool *pool, const struct tier_bucket *b, struct ti
 /* NULL: none now. */
 struct tier_block *tier_block_get(struct tier *t);
 void tier_block_put(struct tier *t, struct tier_block *k);
+
+/* --- key.c ------------------------------------------------------------------------------------------------------------------- */
+
+/* What a thread does with a key, for which others that do the same wait. */
+enum {
+    KEY_LOCK_REMOTE_WRITE = 1, /* writes it at the remote: what that has may be replaced at any moment */
+    KEY_LOCK_COMMIT = 2,       /* commits it here, in a bucket of mode "back" */
+    KEY_LOCK_KEEP = 4,         /* commits a version that was fetched; only waited for */
+};
+struct key_lock {
+    struct list node; /* tier.locks */
+    const struct tier_bucket *bucket;
+    const void *key;
+    size_t key_len;
+    unsigned bits;
+};
+/* Waits until no other thread has one of these bits. The key stays the caller's until key_unlock. */
+void key_lock(struct tier *t, struct key_lock *l, const struct tier_bucket *b, const void *key,
+              size_t key_len, unsigned bits);
+void key_unlock(struct tier *t, struct key_lock *l);
+/* Under the lock. */
+bool key_is_locked(const struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
+                   unsigned bits);
 
 uint64_t tier_key_hash(const struct tier_bucket *b, const void *key, size_t key_len);
 void tier_fresh_mark(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len);
@@ -254,16 +275,6 @@ int fetch_body_begin(struct fetch *f);
 
 /* The version that is here, if it is dirty. */
 int push_key(struct tier *t, const char *bucket, const void *key, size_t key_len, struct leat_error *err);
-/* A key that something is done with which others of its kind wait for: in tier.held, tier.committing or tier.keeping. */
-struct key_lock {
-    struct list node;
-    const struct tier_bucket *bucket;
-    const void *key;
-    size_t key_len;
-};
-/* Under the lock. In tier.held: what the remote has now may be replaced at any moment. */
-bool push_locks(const struct list *list, const struct tier_bucket *b, const void *key, size_t key_len);
-
 /* --- queue.c ----------------------------------------------------------------------------------------------------------------- */
 
 /* This key is dirty, and pushed in the background until it is not. */
