@@ -59,33 +59,27 @@ static const char usage_text[] =
     "  leatd --config /etc/leat/leatd.conf\n"
     "  leatd --private --socket /tmp/me/leatd.sock --pool 8GiB\n";
 
-enum {
-    OPT_PRIVATE = 256,
-    OPT_SOCKET,
-    OPT_JOB,
-    OPT_POOL,
-    OPT_REGION,
-    OPT_READY_BYTES,
-    OPT_LISTEN,
-    OPT_TOKEN,
-    OPT_LINGER,
-    OPT_DISK,
-    OPT_READY,
-    OPT_CHECK
+enum { OPT_PRIVATE = 256, OPT_READY, OPT_CHECK, OPT_KEYS };
+
+/* Options that set a key of the configuration: OPT_KEYS + the place here. */
+static const char *const option_keys[][2] = {
+    {"daemon", "socket"},    {"daemon", "job"},    {"pool", "size"},
+    {"pool", "region_size"}, {"pool", "ready"},    {"net", "listen"},
+    {"net", "token_file"},   {"daemon", "linger"}, {"disk", "engine"},
 };
 
 static const struct option options[] = {
     {"config", required_argument, NULL, 'c'},
     {"private", no_argument, NULL, OPT_PRIVATE},
-    {"socket", required_argument, NULL, OPT_SOCKET},
-    {"job", required_argument, NULL, OPT_JOB},
-    {"pool", required_argument, NULL, OPT_POOL},
-    {"region", required_argument, NULL, OPT_REGION},
-    {"ready", required_argument, NULL, OPT_READY_BYTES},
-    {"listen", required_argument, NULL, OPT_LISTEN},
-    {"token-file", required_argument, NULL, OPT_TOKEN},
-    {"linger", required_argument, NULL, OPT_LINGER},
-    {"disk", required_argument, NULL, OPT_DISK},
+    {"socket", required_argument, NULL, OPT_KEYS},
+    {"job", required_argument, NULL, OPT_KEYS + 1},
+    {"pool", required_argument, NULL, OPT_KEYS + 2},
+    {"region", required_argument, NULL, OPT_KEYS + 3},
+    {"ready", required_argument, NULL, OPT_KEYS + 4},
+    {"listen", required_argument, NULL, OPT_KEYS + 5},
+    {"token-file", required_argument, NULL, OPT_KEYS + 6},
+    {"linger", required_argument, NULL, OPT_KEYS + 7},
+    {"disk", required_argument, NULL, OPT_KEYS + 8},
     {"ready-fd", required_argument, NULL, OPT_READY},
     {"check-config", no_argument, NULL, OPT_CHECK},
     {"help", no_argument, NULL, 'h'},
@@ -153,14 +147,14 @@ static int signals_watch(struct loop_source *s, struct loop *loop)
     return loop_add(loop, s);
 }
 
-static int parse(int argc, char **argv, struct config *config, bool *ret_check, struct leat_error *err)
+static int parse(int argc, char **argv, struct ini_part *parts, bool *ret_check, struct leat_error *err)
 {
     int c, rc = 0;
     *ret_check = false;
     /* The file first, whatever its place, so that options win over it. */
     while (rc == 0 && (c = getopt_long(argc, argv, "c:hV", options, NULL)) != -1) {
         if (c == 'c')
-            rc = config_load(config, optarg, err);
+            rc = ini_load(parts, optarg, err);
         else if (c == OPT_READY)
             ready_fd = atoi(optarg);
         else if (c == '?')
@@ -168,51 +162,19 @@ static int parse(int argc, char **argv, struct config *config, bool *ret_check, 
     }
     optind = 1;
     while (rc == 0 && (c = getopt_long(argc, argv, "c:hV", options, NULL)) != -1) {
-        switch (c) {
-        case 'h':
-            fputs(usage_text, stdout);
+        const char *const *key = c >= OPT_KEYS ? option_keys[c - OPT_KEYS] : NULL;
+        if (c == 'h' || c == 'V') {
+            fputs(c == 'h' ? usage_text : "leatd " LEAT_VERSION "\n", stdout);
             exit(0);
-        case 'V':
-            puts("leatd " LEAT_VERSION);
-            exit(0);
-        case OPT_PRIVATE:
-            rc = config_set(config, "daemon", "mode", "private", err);
-            break;
-        case OPT_SOCKET:
-            rc = config_set(config, "daemon", "socket", optarg, err);
-            break;
-        case OPT_JOB:
-            rc = config_set(config, "daemon", "job", optarg, err);
-            break;
-        case OPT_POOL:
-            rc = config_set(config, "pool", "size", optarg, err);
-            break;
-        case OPT_REGION:
-            rc = config_set(config, "pool", "region_size", optarg, err);
-            break;
-        case OPT_READY_BYTES:
-            rc = config_set(config, "pool", "ready", optarg, err);
-            break;
-        case OPT_LISTEN:
-            rc = config_set(config, "net", "listen", optarg, err);
-            break;
-        case OPT_TOKEN:
-            rc = config_set(config, "net", "token_file", optarg, err);
-            break;
-        case OPT_LINGER:
-            rc = config_set(config, "daemon", "linger", optarg, err);
-            break;
-        case OPT_DISK:
-            rc = config_set(config, "disk", "engine", optarg, err);
-            break;
-        case OPT_CHECK:
-            *ret_check = true;
-            break;
-        }
+        } else if (c == OPT_PRIVATE)
+            rc = ini_set(parts, "daemon", "mode", "private", err);
+        else if (key)
+            rc = ini_set(parts, key[0], key[1], optarg, err);
+        *ret_check |= c == OPT_CHECK;
     }
     if (rc == 0 && optind < argc)
         rc = error_set(err, LEAT_INVALID, "unexpected argument '%s': see leatd --help", argv[optind]);
-    return rc == 0 ? config_finish(config, err) : rc;
+    return rc;
 }
 
 static struct pool_config pool_settings(const struct config *config, int huge_dir)
@@ -417,13 +379,6 @@ static int find_credentials(const char *profile)
     return rc;
 }
 
-/* [serve] and [store]: what the pool does not know. */
-static int set_listeners(void *user, const char *section, const char *key, const char *value,
-                         struct leat_error *err)
-{
-    return serve_config_set(user, section, key, value, err);
-}
-
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN); /* whoever started us may be gone before we can tell him why we do not serve */
@@ -436,8 +391,8 @@ int main(int argc, char **argv)
     bool check;
     config_init(&config);
     serve_config_init(&listeners);
-    config.more = set_listeners;
-    config.more_user = &listeners;
+    struct ini_part parts[] = {
+        {.keys = config_keys, .into = &config}, {.keys = serve_config_keys, .into = &listeners}, {0}};
     /* Descriptors: a region is one or two, and so is a client. */
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
@@ -445,7 +400,9 @@ int main(int argc, char **argv)
         setrlimit(RLIMIT_NOFILE, &files);
     }
     umask(077);
-    int rc = parse(argc, argv, &config, &check, &err);
+    int rc = parse(argc, argv, parts, &check, &err);
+    if (rc == 0)
+        rc = config_finish(&config, &err);
     if (rc == 0)
         rc = serve_config_finish(&listeners, &err);
     if (rc == 0 && check)
@@ -456,7 +413,7 @@ int main(int argc, char **argv)
         tell_ready(&err);
         fprintf(stderr, "leatd: %s\n", err.message);
     }
-    serve_config_fini(&listeners);
-    config_fini(&config);
+    ini_fini(serve_config_keys, &listeners);
+    ini_fini(config_keys, &config);
     return rc < 0;
 }

@@ -9,10 +9,6 @@
 #include "pool/pool.h"
 #include "pool/region/memory.h"
 
-#include <ini.h>
-#include <inttypes.h>
-#include <stdio.h>
-
 #define LINGER_NS (120ull * 1000000000)
 
 void config_init(struct config *config)
@@ -20,31 +16,12 @@ void config_init(struct config *config)
     *config = (struct config){.huge_pages = true, .linger_ns = LINGER_NS, .disk_depth = 16};
 }
 
-void config_fini(struct config *config)
-{
-    free(config->socket);
-    free(config->job);
-    free(config->node_name);
-    free(config->listen);
-    free(config->token_file);
-    free(config->disk_engine);
-    free(config->rails);
-    free(config->rdma_tls);
-    free(config->s3.endpoint);
-    free(config->s3.region);
-    free(config->s3.style);
-    free(config->s3.ca_file);
-    free(config->s3.profile);
-    setting_words_free(config->s3.allowed);
-    setting_words_free(config->roots);
-    setting_words_free(config->nodes);
-}
-
 /*
  * Nodes stand apart by white space, with or without a comma before it; a comma alone joins the addresses of one node.
  */
-static int add_nodes(struct config *c, const char *value, struct leat_error *err)
+static int set_nodes(void *into, const char *value, struct leat_error *err)
 {
+    struct config *c = into;
     AUTO_FREE char *copy = strdup(value);
     if (!copy)
         return error_set(err, -ENOMEM, "out of memory");
@@ -62,144 +39,27 @@ static int add_nodes(struct config *c, const char *value, struct leat_error *err
     return 0;
 }
 
-static int set_pool(struct config *c, const char *key, const char *value, struct leat_error *err)
+static int set_region_size(void *into, const char *value, struct leat_error *err)
 {
-    if (!strcmp(key, "huge_pages"))
-        return setting_bool(&c->huge_pages, key, value, err);
+    struct config *config = into;
     uint64_t bytes;
-    int rc = size_parse(value, &bytes, err);
+    int rc = setting_bytes(&bytes, "region_size", value, 0, err);
     if (rc < 0)
-        return error_prefix(err, rc, "%s", key);
-    if (!strcmp(key, "size")) {
-        if (bytes < 1 * MIB)
-            return error_set(err, LEAT_INVALID, "size = %s: a pool has at least 1MiB", value);
-        c->pool_bytes = bytes;
-        return 0;
-    }
-    if (!strcmp(key, "ready")) {
-        c->prefault_bytes = bytes;
-        return 0;
-    }
+        return rc;
     if (bytes < 64 * KIB || (bytes & (bytes - 1)))
         return error_set(err, LEAT_INVALID, "region_size = %s: give a power of two of at least 64KiB", value);
-    c->region_bytes = bytes;
+    config->region_bytes = bytes;
     return 0;
 }
 
-static int set_mode(struct config *c, const char *value, struct leat_error *err)
+static int set_listen(void *into, const char *value, struct leat_error *err)
 {
-    if (strcmp(value, "private") && strcmp(value, "system"))
-        return error_set(err, LEAT_INVALID, "mode = %s: give private or system", value);
-    c->system = !strcmp(value, "system");
-    return 0;
+    struct config *config = into;
+    int rc = net_addresses_check("listen", value, err);
+    return rc < 0 ? rc : setting_text(&config->listen, value, err);
 }
 
-static int set_daemon(struct config *c, const char *key, const char *value, struct leat_error *err)
-{
-    if (!strcmp(key, "mode"))
-        return set_mode(c, value, err);
-    if (!strcmp(key, "socket"))
-        return setting_text(&c->socket, value, err);
-    if (!strcmp(key, "job"))
-        return setting_text(&c->job, value, err);
-    if (!strcmp(key, "node_name"))
-        return setting_text(&c->node_name, value, err);
-    if (!strcmp(key, "roots"))
-        return setting_add_words(&c->roots, &c->nroots, value, err);
-    int rc = duration_parse_ns(value, &c->linger_ns, err);
-    return rc < 0 ? error_prefix(err, rc, "linger") : 0;
-}
-
-static int set_rdma_users(struct config *c, const char *value, struct leat_error *err)
-{
-    static const char *const names[] = {
-        [RDMA_SAME_USER] = "same", [RDMA_NOBODY] = "nobody", [RDMA_ANYBODY] = "anybody"};
-    for (unsigned i = 0; i < ARRAY_LEN(names); i++)
-        if (!strcmp(value, names[i])) {
-            c->rdma_users = (enum pool_rdma_users)i;
-            return 0;
-        }
-    return error_set(err, LEAT_INVALID, "rdma_users = %s: give same, anybody or nobody", value);
-}
-
-static int set_net(struct config *c, const char *key, const char *value, struct leat_error *err)
-{
-    if (!strcmp(key, "listen")) {
-        int rc = net_addresses_check("listen", value, err);
-        return rc ? rc : setting_text(&c->listen, value, err);
-    }
-    if (!strcmp(key, "token_file"))
-        return setting_text(&c->token_file, value, err);
-    if (!strcmp(key, "nodes"))
-        return add_nodes(c, value, err);
-    if (!strcmp(key, "rails"))
-        return setting_text(&c->rails, value, err);
-    if (!strcmp(key, "rdma_tls"))
-        return setting_text(&c->rdma_tls, value, err);
-    if (!strcmp(key, "rdma_users"))
-        return set_rdma_users(c, value, err);
-    return setting_count(&c->data_threads, key, value, 1, 256, err);
-}
-
-static int set_disk(struct config *c, const char *key, const char *value, struct leat_error *err)
-{
-    if (!strcmp(key, "threads"))
-        return setting_count(&c->disk_threads, key, value, 1, 256, err);
-    if (!strcmp(key, "depth"))
-        return setting_count(&c->disk_depth, key, value, 1, 1024, err);
-    if (strcmp(value, "auto") && strcmp(value, "uring") && strcmp(value, "worker"))
-        return error_set(err, LEAT_INVALID, "engine = %s: give auto, uring or worker", value);
-    return setting_text(&c->disk_engine, value, err);
-}
-
-static int set_s3(struct config *c, const char *key, const char *value, struct leat_error *err)
-{
-    const struct {
-        const char *key;
-        char **field;
-    } strings[] = {{"endpoint", &c->s3.endpoint},
-                   {"region", &c->s3.region},
-                   {"ca_file", &c->s3.ca_file},
-                   {"profile", &c->s3.profile}};
-    for (unsigned k = 0; k < ARRAY_LEN(strings); k++) {
-        if (!strcmp(key, strings[k].key))
-            return setting_text(strings[k].field, value, err);
-    }
-    if (!strcmp(key, "allowed"))
-        return setting_add_words(&c->s3.allowed, &c->s3.nallowed, value, err);
-    if (!strcmp(key, "own_credentials"))
-        return setting_bool(&c->s3.own, key, value, err);
-    if (!strcmp(key, "anonymous"))
-        return setting_bool(&c->s3.anonymous, key, value, err);
-    if (!strcmp(key, "connections"))
-        return setting_count(&c->s3.connections, key, value, 1, 256, err);
-    if (strcmp(value, "path") && strcmp(value, "virtual") && strcmp(value, "auto"))
-        return error_set(err, LEAT_INVALID, "style = %s: give path, virtual or auto", value);
-    return setting_text(&c->s3.style, value, err);
-}
-
-static int set_limits(struct config *c, const char *key, const char *value, struct leat_error *err)
-{
-    const struct {
-        const char *key;
-        unsigned *field;
-    } keys[] = {{"connections", &c->limits.connections},
-                {"user_connections", &c->limits.user_connections},
-                {"user_data_connections", &c->limits.user_data},
-                {"sets", &c->limits.sets},
-                {"user_sets", &c->limits.user_sets},
-                {"user_creates", &c->limits.user_creates},
-                {"handshakes", &c->limits.handshakes}};
-    if (!strcmp(key, "user_buffers")) /* one message has to fit */
-        return setting_bytes(&c->limits.user_buffers_bytes, key, value, PROTO_BODY_MAX, err);
-    for (unsigned k = 0; k < ARRAY_LEN(keys); k++) {
-        if (!strcmp(key, keys[k].key))
-            return setting_count(keys[k].field, key, value, 1, 1000000, err);
-    }
-    return -ENOENT; /* not in the table of sections */
-}
-
-static int set_log(struct config *c, const char *key, const char *value, struct leat_error *err)
+static int set_level(void *into, const char *value, struct leat_error *err)
 {
     enum log_level level;
     if (log_parse_level(value, &level) < 0)
@@ -208,107 +68,52 @@ static int set_log(struct config *c, const char *key, const char *value, struct 
     return 0;
 }
 
-static const struct {
-    const char *section, *keys; /* keys: separated by spaces, with one at either end */
-    int (*set)(struct config *, const char *key, const char *value, struct leat_error *);
-} sections[] = {
-    {"pool", " size region_size ready huge_pages ", set_pool},
-    {"daemon", " mode socket job node_name roots linger ", set_daemon},
-    {"net", " listen token_file nodes data_threads rails rdma_users rdma_tls ", set_net},
-    {"disk", " engine threads depth ", set_disk},
-    {"s3", " allowed own_credentials endpoint region style profile ca_file anonymous connections ", set_s3},
-    {"limits",
-     " connections user_connections user_data_connections user_buffers sets user_sets user_creates "
-     "handshakes ",
-     set_limits},
-    {"log", " level ", set_log},
+#define KEY(...)            INI_KEY(struct config, __VA_ARGS__)
+#define WORDS(...)          INI_WORDS(struct config, __VA_ARGS__)
+#define COUNT(s, n, f, max) KEY(s, n, COUNT, f, .least = 1, .most = max)
+#define LIMIT(n, f)         COUNT("limits", n, limits.f, 1000000)
+
+const struct ini_key config_keys[] = {
+    KEY("pool", "size", BYTES, pool_bytes, .least = 1 * MIB),
+    KEY("pool", "region_size", BYTES, region_bytes, .set = set_region_size),
+    KEY("pool", "ready", BYTES, prefault_bytes),
+    KEY("pool", "huge_pages", BOOL, huge_pages),
+    KEY("daemon", "mode", BOOL, system, .words = "private system"),
+    KEY("daemon", "socket", TEXT, socket),
+    KEY("daemon", "job", TEXT, job),
+    KEY("daemon", "node_name", TEXT, node_name),
+    WORDS("daemon", "roots", roots, nroots),
+    KEY("daemon", "linger", DURATION, linger_ns),
+    KEY("net", "listen", TEXT, listen, .set = set_listen),
+    KEY("net", "token_file", TEXT, token_file),
+    WORDS("net", "nodes", nodes, nnodes, .set = set_nodes),
+    COUNT("net", "data_threads", data_threads, 256),
+    KEY("net", "rails", TEXT, rails),
+    KEY("net", "rdma_users", ENUM, rdma_users, .words = "same nobody anybody"), /* enum pool_rdma_users */
+    KEY("net", "rdma_tls", TEXT, rdma_tls),
+    KEY("disk", "engine", TEXT, disk_engine, .words = "auto uring worker"),
+    COUNT("disk", "threads", disk_threads, 256),
+    COUNT("disk", "depth", disk_depth, 1024),
+    WORDS("s3", "allowed", s3.allowed, s3.nallowed),
+    KEY("s3", "own_credentials", BOOL, s3.own),
+    KEY("s3", "endpoint", TEXT, s3.endpoint),
+    KEY("s3", "region", TEXT, s3.region),
+    KEY("s3", "style", TEXT, s3.style, .words = "path virtual auto"),
+    KEY("s3", "profile", TEXT, s3.profile),
+    KEY("s3", "ca_file", TEXT, s3.ca_file),
+    KEY("s3", "anonymous", BOOL, s3.anonymous),
+    COUNT("s3", "connections", s3.connections, 256),
+    LIMIT("connections", connections),
+    LIMIT("user_connections", user_connections),
+    LIMIT("user_data_connections", user_data),
+    KEY("limits", "user_buffers", BYTES, limits.user_buffers_bytes, .least = PROTO_BODY_MAX), /* a message */
+    LIMIT("sets", sets),
+    LIMIT("user_sets", user_sets),
+    LIMIT("user_creates", user_creates),
+    LIMIT("handshakes", handshakes),
+    {.section = "log", .name = "level", .kind = INI_SET, .set = set_level},
+    {0},
 };
-
-int config_set(struct config *config, const char *section, const char *key, const char *value,
-               struct leat_error *err)
-{
-    char padded[128];
-    snprintf(padded, sizeof(padded), " %s ", strchr(key, ' ') ? "" : key); /* "size region_size" is no key */
-    for (unsigned k = 0; k < ARRAY_LEN(sections); k++) {
-        if (strcmp(section, sections[k].section))
-            continue;
-        if (!strstr(sections[k].keys, padded))
-            return error_set(err, LEAT_INVALID, "[%s] has no key '%s': it has%s", section, key,
-                             sections[k].keys);
-        return sections[k].set(config, key, value, err);
-    }
-    int rc = config->more ? config->more(config->more_user, section, key, value, err) : -ENOENT;
-    if (rc != -ENOENT)
-        return rc;
-    return error_set(err, LEAT_INVALID,
-                     "no section [%s]: there are pool, daemon, net, disk, s3, limits, log%s", section,
-                     config->more ? ", serve, store" : "");
-}
-
-struct load {
-    struct config *config;
-    struct leat_error *err;
-    FILE *file;
-    int code, lines, bad_line; /* lines read; where the first bad value stands */
-    bool too_long;
-};
-
-static int on_pair(void *user, const char *section, const char *key, const char *value)
-{
-    struct load *load = user;
-    if (load->code == 0) {
-        bool comment = strstr(value, " #") || strstr(value, "\t#");
-        load->code = comment ? error_set(load->err, LEAT_INVALID,
-                                         "%s: a comment behind a value begins with ; (one that begins with # "
-                                         "has a line of its own)",
-                                         key)
-                             : config_set(load->config, section, key, value, load->err);
-        load->bad_line = load->lines;
-    }
-    return load->code == 0;
-}
-
-/* One line for the parser, which would take the rest of a long one for a line of its own. */
-static char *next_line(char *buf, int cap, void *user)
-{
-    struct load *load = user;
-    if (load->code < 0 || load->too_long || !fgets(buf, cap, load->file))
-        return NULL;
-    load->lines++;
-    if (strchr(buf, '\n') || strlen(buf) + 1 < (size_t)cap)
-        return buf;
-    const char *first = buf + strspn(buf, " \t");
-    load->too_long = *first != ';' && *first != '#';
-    for (int c = 0; c != '\n' && c != EOF;)
-        c = fgetc(load->file);
-    return load->too_long ? NULL : buf;
-}
-
-int config_load(struct config *config, const char *path, struct leat_error *err)
-{
-    struct leat_error scratch = {0};
-    struct load load = {.config = config, .err = err ? err : &scratch, .file = fopen(path, "re")};
-    if (!load.file)
-        return error_set(err, LEAT_NOT_FOUND, "cannot read the configuration %s: %s", path, strerror(errno));
-    int line = ini_parse_stream(next_line, &load, on_pair, &load);
-    bool unreadable = ferror(load.file);
-    fclose(load.file);
-    if (line < 0)
-        return error_set(err, -ENOMEM, "out of memory for the configuration %s", path);
-    if (unreadable)
-        return error_set(err, LEAT_NOT_FOUND, "cannot read the configuration %s: give a file", path);
-    /* The first thing that is wrong: the parser goes on behind a line that it does not understand. */
-    if (load.code < 0 && load.bad_line == line)
-        return error_prefix(err, load.code, "%s, line %d", path, line);
-    if (line > 0)
-        return error_set(err, LEAT_INVALID, "%s, line %d: give `key = value` or `[section]`", path, line);
-    if (load.too_long)
-        return error_set(
-            err, LEAT_INVALID,
-            "%s, line %d: it is too long; go on in the next line, which then begins with a space", path,
-            load.lines);
-    return 0;
-}
 
 /* Every address is one node's, and one node is this one, with the addresses that it listens on. */
 static int check_nodes(const struct config *c, struct leat_error *err)

@@ -3,7 +3,7 @@
 #ifndef DAEMON_CONFIG_H
 #define DAEMON_CONFIG_H
 
-#include "base/base.h"
+#include "base/ini.h"
 #include "pool/source/access.h"
 #include "pool/rdma.h"
 #include "pool/limits.h"
@@ -33,17 +33,11 @@ struct config {
     struct access_config s3;
     /* [limits] */
     struct limits limits; /* 0: the default */
-    /* Sections of others, who are asked for what is in none of ours: -ENOENT: nor in theirs. Set before a file is loaded. */
-    int (*more)(void *user, const char *section, const char *key, const char *value, struct leat_error *err);
-    void *more_user;
 };
 
-void config_init(struct config *config);
-void config_fini(struct config *config);
-/* LEAT_INVALID naming file, line, what was given and what is allowed. */
-int config_load(struct config *config, const char *path, struct leat_error *err);
-int config_set(struct config *config, const char *section, const char *key, const char *value,
-               struct leat_error *err);
+extern const struct ini_key config_keys[];
+
+void config_init(struct config *config); /* ini_fini frees what was set */
 /* Fills in what was not said, and checks what must fit together. */
 int config_finish(struct config *config, struct leat_error *err);
 

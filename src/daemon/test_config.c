@@ -13,6 +13,24 @@
 
 static char path[64];
 
+static int config_load(struct config *c, const char *file, struct leat_error *err)
+{
+    struct ini_part parts[] = {{.keys = config_keys, .into = c}, {0}};
+    return ini_load(parts, file, err);
+}
+
+static int config_set(struct config *c, const char *section, const char *key, const char *value,
+                      struct leat_error *err)
+{
+    struct ini_part parts[] = {{.keys = config_keys, .into = c}, {0}};
+    return ini_set(parts, section, key, value, err);
+}
+
+static void config_fini(struct config *c)
+{
+    ini_fini(config_keys, c);
+}
+
 static int load(struct config *c, const char *text, struct leat_error *err)
 {
     FILE *f = fopen(path, "w");
@@ -101,7 +119,7 @@ static void test_refused(void **state)
         const char *section, *key, *value, *says;
     } cases[] = {
         {"pool", "size", "lots", "size"},
-        {"pool", "size", "1023KiB", "size = 1023KiB: a pool has at least 1MiB"},
+        {"pool", "size", "1023KiB", "size = 1023KiB: give at least 1.0 MiB"},
         {"pool", "region_size", "3MiB", "region_size = 3MiB: give a power of two of at least 64KiB"},
         {"pool", "region_size", "32KiB", "region_size = 32KiB: give a power of two of at least 64KiB"},
         {"pool", "region_size", "-1", "region_size"},
@@ -197,7 +215,7 @@ static void test_files(void **state)
         {"size = 1GiB\n", 1, "no section []"},
         /* What is wrong first is named, whatever kind it is. */
         {"[pool]\nnonsense\nsize = 1\n", 2, "give `key = value` or `[section]`"},
-        {"[pool]\nsize = 1\nnonsense\n", 2, "size = 1: a pool"},
+        {"[pool]\nsize = 1\nnonsense\n", 2, "size = 1: give"},
         /* It would be taken for a part of the name of a file. */
         {"[net]\ntoken_file = /etc/token # ours\n", 2, "token_file: a comment behind a value begins with ;"},
         {"[pool]\nsize = 1GiB\t# half of it\n", 2, "size: a comment behind a value begins with ;"},
@@ -243,7 +261,7 @@ static void test_long_lines(void **state)
     for (char *at = strchr(text, '\n') + 14; (at = strchr(at, '\n'));)
         *at = ' ';
     assert_int_equal(load(&c, text, &err), LEAT_INVALID);
-    assert_non_null(strstr(err.message, ", line 3: it is too long; go on in the next line"));
+    assert_non_null(strstr(err.message, ", line 3: it is too long; continue in the next line"));
     config_fini(&c);
 }
 

@@ -3,139 +3,48 @@
 
 #include "base/clock.h"
 #include "base/setting.h"
-#include "base/size.h"
-
-#include <arpa/inet.h>
-#include <stdio.h>
 
 void serve_config_init(struct serve_config *c)
 {
     *c = (struct serve_config){.memory_bytes = 256 * MIB, .grace_ns = 10 * NS_PER_S};
 }
 
-void serve_config_fini(struct serve_config *c)
+static int set_region(void *into, const char *value, struct leat_error *err)
 {
-    setting_words_free(c->paths);
-    setting_words_free(c->listen);
-    setting_words_free(c->domains);
-    free(c->keys_file);
-    free(c->tls_cert);
-    free(c->tls_key);
-    free(c->admin_token_file);
-    free(c->region);
+    struct serve_config *c = into;
+    size_t n = strspn(value, "abcdefghijklmnopqrstuvwxyz0123456789-");
+    if (n == 0 || value[n] || n > 64)
+        return error_set(err, LEAT_INVALID, "region = %.80s: a-z, digits and \"-\", as us-east-1", value);
+    return setting_text(&c->region, value, err);
 }
 
-static int set_period(uint64_t *ret_s, const char *key, const char *value, const char *or_off,
-                      struct leat_error *err)
-{
-    uint64_t ns = 0;
-    int rc = duration_parse_ns(value, &ns, err);
-    if (rc == 0 && ns < 3600 * NS_PER_S)
-        rc = error_set(err, LEAT_INVALID, "%.40s: an hour at least, as 30d%s", value, or_off);
-    if (rc < 0)
-        return error_prefix(err, rc, "%s", key);
-    *ret_s = ns / NS_PER_S;
-    return 0;
-}
+#define KEY(...)   INI_KEY(struct serve_config, __VA_ARGS__)
+#define WORDS(...) INI_WORDS(struct serve_config, __VA_ARGS__)
+#define HOUR_NS    (3600 * NS_PER_S)
 
-static int set_scrub(struct serve_config *c, const char *value, struct leat_error *err)
-{
-    if (strcmp(value, "off"))
-        return set_period(&c->scrub_s, "scrub", value, "; or off", err);
-    c->scrub_s = UINT64_MAX;
-    return 0;
-}
-
-static int set_store(struct serve_config *c, const char *key, const char *value, struct leat_error *err)
-{
-    if (!strcmp(key, "paths"))
-        return setting_add_words(&c->paths, &c->npaths, value, err);
-    if (!strcmp(key, "capacity"))
-        return setting_bytes(&c->capacity_bytes, key, value, 64 * MIB, err);
-    if (!strcmp(key, "memory"))
-        return setting_bytes(&c->memory_bytes, key, value, 32 * MIB, err);
-    if (!strcmp(key, "scrub"))
-        return set_scrub(c, value, err);
-    if (!strcmp(key, "upload_age"))
-        return set_period(&c->upload_age_s, key, value, "", err);
-    if (!strcmp(key, "forget_missing"))
-        return setting_bool(&c->forget_missing, key, value, err);
-    if (!strcmp(key, "disks_encrypted"))
-        return setting_bool(&c->disks_encrypted, key, value, err);
-    if (!strcmp(key, "scrub_rate"))
-        return setting_bytes(&c->scrub_rate, key, value, 64 * KIB, err);
-    return setting_count(!strcmp(key, "high") ? &c->high_percent : &c->low_percent, key, value, 1, 99, err);
-}
-
-static int set_serve(struct serve_config *c, const char *key, const char *value, struct leat_error *err)
-{
-    const struct {
-        const char *key;
-        char **field;
-    } texts[] = {{"keys_file", &c->keys_file},
-                 {"tls_cert", &c->tls_cert},
-                 {"tls_key", &c->tls_key},
-                 {"admin_token_file", &c->admin_token_file}};
-    for (unsigned i = 0; i < ARRAY_LEN(texts); i++) {
-        if (!strcmp(key, texts[i].key))
-            return setting_text(texts[i].field, value, err);
-    }
-    if (!strcmp(key, "listen"))
-        return setting_add_words(&c->listen, &c->nlisten, value, err);
-    if (!strcmp(key, "domains"))
-        return setting_add_words(&c->domains, &c->ndomains, value, err);
-    if (!strcmp(key, "threads"))
-        return setting_count(&c->threads, key, value, 1, 256, err);
-    if (!strcmp(key, "region")) {
-        size_t n = strspn(value, "abcdefghijklmnopqrstuvwxyz0123456789-");
-        if (n == 0 || value[n] || n > 64)
-            return error_set(err, LEAT_INVALID, "region = %.80s: a-z, digits and \"-\", as us-east-1", value);
-        return setting_text(&c->region, value, err);
-    }
-    if (!strcmp(key, "grace")) {
-        int rc = duration_parse_ns(value, &c->grace_ns, err);
-        return rc < 0 ? error_prefix(err, rc, "grace") : 0;
-    }
-    return setting_bool(&c->anonymous, key, value, err);
-}
-
-static const struct {
-    const char *section, *keys; /* keys: separated by spaces, with one at either end */
-    int (*set)(struct serve_config *, const char *key, const char *value, struct leat_error *);
-} sections[] = {
-    {"serve", " listen keys_file anonymous tls_cert tls_key admin_token_file region domains threads grace ",
-     set_serve},
-    {"store", " paths capacity high low memory scrub scrub_rate upload_age forget_missing disks_encrypted ",
-     set_store},
+const struct ini_key serve_config_keys[] = {
+    WORDS("serve", "listen", listen, nlisten),
+    KEY("serve", "keys_file", TEXT, keys_file),
+    KEY("serve", "anonymous", BOOL, anonymous),
+    KEY("serve", "tls_cert", TEXT, tls_cert),
+    KEY("serve", "tls_key", TEXT, tls_key),
+    KEY("serve", "admin_token_file", TEXT, admin_token_file),
+    KEY("serve", "region", TEXT, region, .set = set_region),
+    WORDS("serve", "domains", domains, ndomains),
+    KEY("serve", "threads", COUNT, threads, .least = 1, .most = 256),
+    KEY("serve", "grace", DURATION, grace_ns),
+    WORDS("store", "paths", paths, npaths),
+    KEY("store", "capacity", BYTES, capacity_bytes, .least = 64 * MIB),
+    KEY("store", "high", COUNT, high_percent, .least = 1, .most = 99),
+    KEY("store", "low", COUNT, low_percent, .least = 1, .most = 99),
+    KEY("store", "memory", BYTES, memory_bytes, .least = 32 * MIB),
+    KEY("store", "scrub", DURATION, scrub_ns, .least = HOUR_NS, .words = "off"),
+    KEY("store", "scrub_rate", BYTES, scrub_rate, .least = 64 * KIB),
+    KEY("store", "upload_age", DURATION, upload_age_ns, .least = HOUR_NS),
+    KEY("store", "forget_missing", BOOL, forget_missing),
+    KEY("store", "disks_encrypted", BOOL, disks_encrypted),
+    {0},
 };
-
-int serve_config_set(struct serve_config *c, const char *section, const char *key, const char *value,
-                     struct leat_error *err)
-{
-    char padded[128];
-    snprintf(padded, sizeof(padded), " %s ", strchr(key, ' ') ? "" : key);
-    for (unsigned k = 0; k < ARRAY_LEN(sections); k++) {
-        if (strcmp(section, sections[k].section))
-            continue;
-        if (!strstr(sections[k].keys, padded))
-            return error_set(err, LEAT_INVALID, "[%s] has no key '%s': it has%s", section, key,
-                             sections[k].keys);
-        return sections[k].set(c, key, value, err);
-    }
-    return -ENOENT;
-}
-
-int serve_config_add(struct serve_config *c, const char *section, const char *key, const char *value,
-                     struct leat_error *err)
-{
-    if (!strcmp(key, "paths"))
-        return setting_add_word(&c->paths, &c->npaths, value, err);
-    if (!strcmp(key, "listen"))
-        return setting_add_word(&c->listen, &c->nlisten, value, err);
-    if (!strcmp(key, "domains"))
-        return setting_add_word(&c->domains, &c->ndomains, value, err);
-    return serve_config_set(c, section, key, value, err);
-}
 
 /* An address that only this machine reaches. */
 static bool is_local(const char *address)

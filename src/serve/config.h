@@ -3,7 +3,7 @@
 #ifndef SERVE_CONFIG_H
 #define SERVE_CONFIG_H
 
-#include "base/base.h"
+#include "base/ini.h"
 
 struct admin_pool;
 
@@ -13,12 +13,12 @@ struct serve_config {
     unsigned npaths;
     uint64_t capacity_bytes;            /* of each path; 0: the file system's */
     unsigned high_percent, low_percent; /* 0: the store's defaults */
-    uint64_t scrub_s;                   /* a pass lasts so long; 0: the store's default; UINT64_MAX: off */
-    uint64_t upload_age_s; /* uploads in parts that nobody touched for so long go; 0: the store's default */
-    uint64_t scrub_rate;   /* bytes a second of a path, at most; 0: the store's default */
-    uint64_t memory_bytes; /* of bodies and documents under way */
-    bool forget_missing;   /* a path of the store that is not among `paths` is gone for good */
-    bool disks_encrypted;  /* S3's answers state it: AES256 */
+    uint64_t scrub_ns;                  /* a pass lasts so long; 0: the store's default; UINT64_MAX: off */
+    uint64_t upload_age_ns; /* uploads in parts that nobody touched for so long go; 0: the store's default */
+    uint64_t scrub_rate;    /* bytes a second of a path, at most; 0: the store's default */
+    uint64_t memory_bytes;  /* of bodies and documents under way */
+    bool forget_missing;    /* a path of the store that is not among `paths` is gone for good */
+    bool disks_encrypted;   /* S3's answers state it: AES256 */
     /* [serve] */
     char **listen; /* NULL-terminated */
     unsigned nlisten;
@@ -37,14 +37,9 @@ struct serve_config {
     const char *node_name;
 };
 
-void serve_config_init(struct serve_config *c);
-void serve_config_fini(struct serve_config *c);
-/* -ENOENT: no section of ours. LEAT_INVALID with what is allowed. */
-int serve_config_set(struct serve_config *c, const char *section, const char *key, const char *value,
-                     struct leat_error *err);
-/* The same from a command line: where a key is a list, `value` is one of it, whatever is in it (a path may have spaces). */
-int serve_config_add(struct serve_config *c, const char *section, const char *key, const char *value,
-                     struct leat_error *err);
+extern const struct ini_key serve_config_keys[];
+
+void serve_config_init(struct serve_config *c); /* ini_fini frees what was set */
 /* Fills in what was not said, and checks what must fit together. Nothing to do where no path was given. */
 int serve_config_finish(struct serve_config *c, struct leat_error *err);
 

@@ -218,9 +218,10 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
                                  .capacity_bytes = c->capacity_bytes,
                                  .high_percent = c->high_percent,
                                  .low_percent = c->low_percent,
-                                 .scrub_period_s = c->scrub_s,
+                                 .scrub_period_s =
+                                     c->scrub_ns == UINT64_MAX ? UINT64_MAX : c->scrub_ns / NS_PER_S,
                                  .scrub_rate = c->scrub_rate,
-                                 .upload_age_s = c->upload_age_s,
+                                 .upload_age_s = c->upload_age_ns / NS_PER_S,
                                  .forget_missing = c->forget_missing,
                                  .fd_cache = open_objects(),
                                  .budget = &s->budget};

@@ -107,6 +107,13 @@ static void make_parents(const char *path)
     }
 }
 
+static int set(struct cli *cli, struct serve_config *c, const char *section, const char *key,
+               const char *value)
+{
+    struct ini_part parts[] = {{.keys = serve_config_keys, .into = c}, {0}};
+    return ini_set(parts, section, key, value, &cli->err);
+}
+
 /* What was not said. */
 static int defaults(struct cli *cli, struct serve_config *c, bool *ret_new_keys)
 {
@@ -116,14 +123,14 @@ static int defaults(struct cli *cli, struct serve_config *c, bool *ret_new_keys)
         if (!path)
             return error_set(&cli->err, LEAT_INVALID, "no --store, and no HOME to make one in");
         make_parents(path);
-        rc = serve_config_add(c, "store", "paths", path, &cli->err);
+        rc = set(cli, c, "store", "paths", path);
     }
     if (rc == 0 && !c->keys_file && !c->anonymous) {
         AUTO_FREE char *path = home_path("XDG_CONFIG_HOME", ".config", "keys");
         if (!path)
             return error_set(&cli->err, LEAT_INVALID, "no --keys, and no HOME to make some in");
         *ret_new_keys = access(path, F_OK) != 0;
-        rc = serve_config_set(c, "serve", "keys_file", path, &cli->err);
+        rc = set(cli, c, "serve", "keys_file", path);
     }
     return rc;
 }
@@ -275,7 +282,7 @@ static int set_option(struct cli *cli, struct serve_config *c, int id, const cha
 {
     for (unsigned i = 0; i < ARRAY_LEN(settings); i++) {
         if (settings[i].id == id)
-            return serve_config_add(c, settings[i].section, settings[i].key, arg, &cli->err);
+            return set(cli, c, settings[i].section, settings[i].key, arg);
     }
     return 0;
 }
@@ -306,6 +313,6 @@ int cmd_serve(struct cli *cli, int argc, char **argv)
         result = cli_usage_error(cli, "--new-keys makes the file that --keys names");
     else
         result = run(cli, &c, new_keys);
-    serve_config_fini(&c);
+    ini_fini(serve_config_keys, &c);
     return result;
 }

@@ -8,17 +8,17 @@
 #include "serve/s3/keys.h"
 
 #include "base/bytes.h"
+#include "base/ini.h"
 #include "base/secret_file.h"
+#include "base/setting.h"
 #include "wire/http/http.h"
 #include "wire/s3/sigv4_check.h"
 
 #include <fcntl.h>
 #include <fnmatch.h>
-#include <ini.h>
 #include <openssl/crypto.h>
 #include <openssl/rand.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <sys/stat.h>
 
 #define FILE_MAX (4 * MIB)
@@ -33,21 +33,14 @@ struct keys {
 
 /* --- the table ------------------------------------------------------------------------------------------------------------- */
 
-static void words_free(char **words)
-{
-    for (char **w = words; w && *w; w++)
-        free(*w);
-    free(words);
-}
-
 static void user_fini(struct keys_user *u)
 {
     free(u->access);
     if (u->secret)
         OPENSSL_cleanse(u->secret, strlen(u->secret));
     free(u->secret);
-    words_free(u->read);
-    words_free(u->write);
+    setting_words_free(u->read);
+    setting_words_free(u->write);
     OPENSSL_cleanse(u->derived, sizeof(u->derived));
 }
 
@@ -188,32 +181,7 @@ struct load {
     unsigned cap;
     const char *path;
     struct leat_error *err;
-    int rc;
-    const char *at, *end; /* what is left of the file */
-    unsigned line;
 };
-
-static int add_words(char ***words, const char *value)
-{
-    AUTO_FREE char *copy = strdup(value);
-    char *save = NULL;
-    unsigned n = 0;
-    if (!copy)
-        return -ENOMEM;
-    while (*words && (*words)[n])
-        n++;
-    for (char *word = strtok_r(copy, ", \t", &save); word; word = strtok_r(NULL, ", \t", &save)) {
-        char **more = realloc(*words, (n + 2) * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        *words = more;
-        more[n] = strdup(word);
-        if (!more[n])
-            return -ENOMEM;
-        more[++n] = NULL;
-    }
-    return 0;
-}
 
 static struct keys_user *user_of(struct load *l, const char *section)
 {
@@ -259,8 +227,10 @@ static int set_text(char **field, const char *value, size_t max)
     return *field ? 0 : -ENOMEM;
 }
 
-static int set(struct load *l, const char *section, const char *name, const char *value)
+static int set(void *load, const char *section, const char *name, const char *value, struct leat_error *err)
 {
+    struct load *l = load;
+    (void)err;
     if (!*section || strlen(section) > KEYS_NAME_MAX)
         return error_set(l->err, LEAT_INVALID,
                          "a user's name, as [default], of 1 to %u bytes stands before its lines",
@@ -277,9 +247,9 @@ static int set(struct load *l, const char *section, const char *name, const char
     else if (strcmp(name, "access") == 0)
         return set_access(l, u, value);
     else if (strcmp(name, "read") == 0)
-        rc = add_words(&u->read, value);
+        rc = setting_add_words(&u->read, &u->nread, value, l->err);
     else if (strcmp(name, "write") == 0)
-        rc = add_words(&u->write, value);
+        rc = setting_add_words(&u->write, &u->nwrite, value, l->err);
     else if (anonymous)
         return error_set(l->err, LEAT_INVALID, "[anonymous] has no '%.40s': it has access, read, write",
                          name);
@@ -288,58 +258,6 @@ static int set(struct load *l, const char *section, const char *name, const char
             l->err, LEAT_INVALID,
             "no '%.40s': a user has aws_access_key_id, aws_secret_access_key, access, read, write", name);
     return rc == LEAT_INVALID ? error_set(l->err, rc, "%s is empty, too long, or given twice", name) : rc;
-}
-
-static int on_pair(void *user, const char *section, const char *name, const char *value)
-{
-    struct load *l = user;
-    if (l->rc == 0)
-        l->rc = set(l, section, name, value);
-    return l->rc == 0;
-}
-
-static char *next_line(char *buf, int cap, void *user)
-{
-    struct load *l = user;
-    if (l->rc < 0 || l->at == l->end)
-        return NULL;
-    const char *newline = memchr(l->at, '\n', (size_t)(l->end - l->at));
-    size_t n = (size_t)((newline ? newline + 1 : l->end) - l->at);
-    l->line++;
-    if (n >= (size_t)cap) {
-        l->rc = error_set(l->err, LEAT_INVALID,
-                          "a line of more than %d bytes; read and write may be given several times", cap - 1);
-        return NULL;
-    }
-    memcpy(buf, l->at, n);
-    buf[n] = 0;
-    l->at += n;
-    return buf;
-}
-
-static int read_file(const char *path, char **ret_text, size_t *ret_len, struct stat *st,
-                     struct leat_error *err)
-{
-    AUTO_CLOSE int fd = -1;
-    char hint[LEAT_ERROR_MESSAGE_MAX];
-    snprintf(hint, sizeof(hint), "; make one with: leat serve --keys %.300s --new-keys", path);
-    int rc = secret_file_open("keys file", path, hint, false, &fd, err);
-    if (rc < 0)
-        return rc;
-    if (fstat(fd, st) < 0)
-        return error_sys(err, -errno, "cannot look at keys file %s", path);
-    if (st->st_size > (off_t)FILE_MAX)
-        return error_set(err, LEAT_INVALID, "keys file %s has %lld bytes, at most %llu are read", path,
-                         (long long)st->st_size, (unsigned long long)FILE_MAX);
-    AUTO_FREE char *text = malloc((size_t)st->st_size + 1);
-    if (!text)
-        return -ENOMEM;
-    ssize_t n = read(fd, text, (size_t)st->st_size);
-    if (n < 0)
-        return error_set(err, -EIO, "cannot read the keys file %s: %s", path, strerror(errno));
-    *ret_len = (size_t)n;
-    *ret_text = TAKE_PTR(text);
-    return 0;
 }
 
 static bool may_nothing(const struct keys_user *u)
@@ -373,29 +291,39 @@ static int finish(struct load *l)
     return 0;
 }
 
+/* Lines pass a buffer of ours, which is wiped: stdio would leave secrets behind. */
+static int read_file(struct load *l, FILE *file)
+{
+    char buffer[4096];
+    setvbuf(file, buffer, _IOFBF, sizeof(buffer));
+    int rc = ini_read(file, l->path, set, l, l->err);
+    fclose(file);
+    OPENSSL_cleanse(buffer, sizeof(buffer));
+    return rc < 0 ? rc : finish(l);
+}
+
 static int load(const char *path, struct keys **ret_keys, struct stat *ret_st, struct leat_error *err)
 {
-    struct leat_error scratch = {0};
-    struct load l = {.path = path, .err = err ? err : &scratch};
-    char *text = NULL;
-    size_t len = 0;
-    int rc = read_file(path, &text, &len, ret_st, err);
+    struct load l = {.path = path, .err = err};
+    AUTO_CLOSE int fd = -1;
+    char hint[LEAT_ERROR_MESSAGE_MAX];
+    snprintf(hint, sizeof(hint), "; make one with: leat serve --keys %.300s --new-keys", path);
+    int rc = secret_file_open("keys file", path, hint, false, &fd, err);
     if (rc < 0)
         return rc;
-    l.at = text;
-    l.end = text + len;
+    if (fstat(fd, ret_st) < 0)
+        return error_sys(err, -errno, "cannot look at keys file %s", path);
+    if (ret_st->st_size > (off_t)FILE_MAX)
+        return error_set(err, LEAT_INVALID, "keys file %s has %lld bytes, at most %llu are read", path,
+                         (long long)ret_st->st_size, (unsigned long long)FILE_MAX);
     rc = keys_none(false, &l.keys);
-    if (rc == 0) {
-        int line = ini_parse_stream(next_line, &l, on_pair, &l);
-        if (l.rc < 0)
-            rc = error_prefix(err, l.rc, "%s, line %u", path, l.line);
-        else if (line)
-            rc = error_set(err, LEAT_INVALID, "%s, line %d: give `name = value` or `[user]`", path, line);
-        else
-            rc = finish(&l);
+    FILE *file = rc == 0 ? fdopen(fd, "re") : NULL;
+    if (!file)
+        rc = error_set(err, -ENOMEM, "out of memory for keys file %s", path);
+    else {
+        (void)TAKE_FD(fd);
+        rc = read_file(&l, file);
     }
-    OPENSSL_cleanse(text, len);
-    free(text);
     if (rc < 0)
         keys_unref(l.keys);
     else

@@ -31,6 +31,7 @@ struct keys_user {
     char *access, *secret;        /* NULL: anonymous */
     bool admin, create;
     char **read, **write; /* NULL-terminated, or NULL */
+    unsigned nread, nwrite;
     struct keys_derived { /* under the table's lock */
         struct sigv4_key key;
         char region[65];
