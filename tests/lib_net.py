@@ -128,7 +128,7 @@ class Cluster:
             {"pool": {"size": self.pool, "region_size": self.region},
              "net": {"listen": self.nodes[i], "token_file": token or self.token, "nodes": " ".join(nodes or self.nodes)},
              "limits": limits or {}, "disk": disk or {}},
-            name="abcdef"[i], prefix=self.network.inside(i), options=["--linger", "10m"], **more)
+            name="abcdef"[i], prefix=self.network.inside(i), options=["--idle-timeout", "10m"], **more)
         return self.daemons[i]
 
     def start_all(self):

@@ -25,7 +25,7 @@ def fabric(monkeypatch):
 @pytest.fixture
 def daemon(host, leat):
     """With the set of 8 MiB loaded."""
-    made = host.daemon({"pool": {"size": "64MiB", "region_size": "4MiB"}}, options=["--linger", "10m"])
+    made = host.daemon({"pool": {"size": "64MiB", "region_size": "4MiB"}}, options=["--idle-timeout", "10m"])
     leat.preload(lib_data.make_npy(host.data / "a.npy", 1024), name="set", socket=made.socket, timeout=lib_host.PATIENCE).close()
     return made
 

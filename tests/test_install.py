@@ -177,7 +177,7 @@ def test_a_system_daemon_that_could_open_nothing_does_not_start(host):
 def test_a_network_that_the_unit_does_not_allow_is_named(host):
     """With the unit as it is installed: a daemon for this host alone starts, one whose configuration wants more says why it does not."""
     host.daemon({"daemon": {"mode": "system", "roots": host.data}}, preexec=without_network)
-    for name, config in (("s3", {"s3": {"allowed": "*.example.org"}}), ("store", {"store": {"paths": host.folder / "disk"}, "serve": {"anonymous": "yes"}})):
+    for name, config in (("s3", {"s3": {"allowed_hosts": "*.example.org"}}), ("store", {"store": {"paths": host.folder / "disk"}, "serve": {"anonymous": "yes"}})):
         daemon = host.daemon({"daemon": {"mode": "system", "roots": host.data}, **config}, preexec=without_network, wait=False, name=name)
         assert daemon.process.wait(lib_host.PATIENCE) == 1
         daemon.killed = True

@@ -34,7 +34,7 @@ def array(host):
 
 def daemon_of(host, **net):
     return host.daemon({"pool": {"size": "64MiB", "region_size": "1MiB"}, "net": net} if net else
-                       {"pool": {"size": "64MiB", "region_size": "1MiB"}}, options=["--linger", "10m"])
+                       {"pool": {"size": "64MiB", "region_size": "1MiB"}}, options=["--idle-timeout", "10m"])
 
 
 def read_all(leat, ws, transport, batch=64):

@@ -300,14 +300,14 @@ def test_daemon_of_several_users(host, leat, nobody):
     uri = f"s3://{BUCKET}/tree"
     keys = nobody.swift.env()
     strict = host.daemon(system, name="strict", env=keys)
-    with pytest.raises(leat.Denied, match="allowed = 127.0.0.1"):
+    with pytest.raises(leat.Denied, match="allowed_hosts = 127.0.0.1"):
         leat.open(uri, socket=strict.socket, storage_options=options(nobody))
-    named = host.daemon({**system, "s3": {"allowed": "127.0.0.1"}}, name="named", env=keys)
+    named = host.daemon({**system, "s3": {"allowed_hosts": "127.0.0.1"}}, name="named", env=keys)
     with leat.open(uri, socket=named.socket, storage_options=options(nobody)) as ws:
         assert len(ws[0]["data"]) > 0
     with pytest.raises(leat.Denied, match="no credentials"):
         leat.open(f"s3://{BUCKET}/tar", socket=named.socket, storage_options={"endpoint_url": nobody.swift.url})
-    lends = host.daemon({**system, "s3": {"allowed": "127.0.0.1", "own_credentials": "yes"}}, name="lends", env=keys)
+    lends = host.daemon({**system, "s3": {"allowed_hosts": "127.0.0.1", "own_credentials": "yes"}}, name="lends", env=keys)
     with leat.open(f"s3://{BUCKET}/tar", socket=lends.socket) as ws:
         assert len(ws) == SHARDS * MEMBERS and len(ws[0]["bin"]) > 0
 

@@ -109,7 +109,7 @@ class Cluster:
                     f.write(f"[pool]\nsize = {2 * region if i == 0 else pool}\nregion_size = {region}\n[net]\nlisten = {doors[i]}\n"
                             f"token_file = {token}\nnodes = {' '.join(doors)}\n")
                 daemon = Daemon([*network.inside(i), os.path.join(build, "src/apps/leatd"), "--config", conf, "--private", "--socket",
-                                 sock, "--linger", "0"], lambda sock=sock: os.path.exists(sock), os.path.join(folder, f"{i}.log"))
+                                 sock, "--idle-timeout", "0"], lambda sock=sock: os.path.exists(sock), os.path.join(folder, f"{i}.log"))
                 daemon.socket = sock
                 self.daemons.append(daemon)
             deadline = time.monotonic() + 20

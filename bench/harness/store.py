@@ -455,7 +455,7 @@ class Suite(Base):
             f.write(f"[pool]\nsize = {size + 256 * MIB}\n[store]\npaths = {store}\n[serve]\nlisten = 127.0.0.1:{port}\nanonymous = yes\n")
         server = Server()
         server.port = port
-        daemon = Daemon([os.path.join(self.args.build, "src/apps/leatd"), "--config", conf, "--private", "--socket", sock, "--linger", "0"],
+        daemon = Daemon([os.path.join(self.args.build, "src/apps/leatd"), "--config", conf, "--private", "--socket", sock, "--idle-timeout", "0"],
                         server.answers, f"{top}/log")
         self.stack.callback(daemon.close)
         server.put("/bench", b"")

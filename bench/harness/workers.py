@@ -156,9 +156,9 @@ def leatd(build, folder, pool_bytes, huge=True, ready=0):
     name = "ready" if ready else "leatd"
     sock, conf = os.path.join(folder, name + ".sock"), os.path.join(folder, name + ".conf")
     with open(conf, "w") as f:
-        f.write(f"[pool]\nhuge_pages = {'yes' if huge else 'no'}\nready = {ready}\n")
+        f.write(f"[pool]\nhuge_pages = {'yes' if huge else 'no'}\nprefault = {ready}\n")
     d = Daemon([os.path.join(build, "src/apps/leatd"), "--config", conf, "--private", "--socket", sock, "--pool",
-                str(pool_bytes), "--linger", "0"], lambda: os.path.exists(sock), os.path.join(folder, name + ".log"))
+                str(pool_bytes), "--idle-timeout", "0"], lambda: os.path.exists(sock), os.path.join(folder, name + ".log"))
     d.socket = sock
 
     def wait_ready():

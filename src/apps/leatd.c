@@ -37,18 +37,18 @@ static const char usage_text[] =
     "usage: leatd [options]\n"
     "\n"
     "  -c, --config FILE        read this configuration (see leatd.conf(5)); options below win over it\n"
-    "      --private            serve the user who starts it, and end after --linger without clients\n"
+    "      --private            serve the user who starts it, and end after --idle-timeout without clients\n"
     "      --socket PATH        unix socket to listen on\n"
     "      --job NAME           name of the job, for status\n"
     "      --pool SIZE          most memory for datasets (512MiB, 64g); default: half of what is available\n"
     "      --region SIZE        size of a memory region, a power of two; default: 512MiB, smaller for small "
     "pools\n"
-    "      --ready SIZE         of that, memory to keep ready for the next dataset: loads several times as "
+    "      --prefault SIZE      of that, memory to keep ready for the next dataset: loads several times as "
     "fast; "
     "default: 0\n"
     "      --listen HOST:PORT   serve other hosts too; needs --token-file\n"
     "      --token-file FILE    shared secret of the nodes, readable by its owner only\n"
-    "      --linger TIME        a private daemon ends this long after its last client (120s)\n"
+    "      --idle-timeout TIME  a private daemon ends this long after its last client (120s)\n"
     "      --disk ENGINE        auto, uring or worker\n"
     "      --ready-fd N         write \"ok\" or \"error: ...\" there once it serves or fails\n"
     "      --check-config       read the configuration, say what is wrong, and end\n"
@@ -63,9 +63,9 @@ enum { OPT_PRIVATE = 256, OPT_READY, OPT_CHECK, OPT_KEYS };
 
 /* Options that set a key of the configuration: OPT_KEYS + the place here. */
 static const char *const option_keys[][2] = {
-    {"daemon", "socket"},    {"daemon", "job"},    {"pool", "size"},
-    {"pool", "region_size"}, {"pool", "ready"},    {"net", "listen"},
-    {"net", "token_file"},   {"daemon", "linger"}, {"disk", "engine"},
+    {"daemon", "socket"}, {"daemon", "job"}, {"pool", "size"},      {"pool", "region_size"},
+    {"pool", "prefault"}, {"net", "listen"}, {"net", "token_file"}, {"daemon", "idle_timeout"},
+    {"disk", "engine"},   {"pool", "ready"}, {"daemon", "linger"}, /* old names */
 };
 
 static const struct option options[] = {
@@ -75,10 +75,12 @@ static const struct option options[] = {
     {"job", required_argument, NULL, OPT_KEYS + 1},
     {"pool", required_argument, NULL, OPT_KEYS + 2},
     {"region", required_argument, NULL, OPT_KEYS + 3},
-    {"ready", required_argument, NULL, OPT_KEYS + 4},
+    {"prefault", required_argument, NULL, OPT_KEYS + 4},
+    {"ready", required_argument, NULL, OPT_KEYS + 9},
     {"listen", required_argument, NULL, OPT_KEYS + 5},
     {"token-file", required_argument, NULL, OPT_KEYS + 6},
-    {"linger", required_argument, NULL, OPT_KEYS + 7},
+    {"idle-timeout", required_argument, NULL, OPT_KEYS + 7},
+    {"linger", required_argument, NULL, OPT_KEYS + 10},
     {"disk", required_argument, NULL, OPT_KEYS + 8},
     {"ready-fd", required_argument, NULL, OPT_READY},
     {"check-config", no_argument, NULL, OPT_CHECK},

@@ -76,14 +76,14 @@ static int set_level(void *into, const char *value, struct leat_error *err)
 const struct ini_key config_keys[] = {
     KEY("pool", "size", BYTES, pool_bytes, .least = 1 * MIB),
     KEY("pool", "region_size", BYTES, region_bytes, .set = set_region_size),
-    KEY("pool", "ready", BYTES, prefault_bytes),
+    KEY("pool", "prefault", BYTES, prefault_bytes, .old_name = "ready"),
     KEY("pool", "huge_pages", BOOL, huge_pages),
     KEY("daemon", "mode", BOOL, system, .words = "private system"),
     KEY("daemon", "socket", TEXT, socket),
     KEY("daemon", "job", TEXT, job),
     KEY("daemon", "node_name", TEXT, node_name),
     WORDS("daemon", "roots", roots, nroots),
-    KEY("daemon", "linger", DURATION, linger_ns),
+    KEY("daemon", "idle_timeout", DURATION, linger_ns, .old_name = "linger"),
     KEY("net", "listen", TEXT, listen, .set = set_listen),
     KEY("net", "token_file", TEXT, token_file),
     WORDS("net", "nodes", nodes, nnodes, .set = set_nodes),
@@ -94,7 +94,7 @@ const struct ini_key config_keys[] = {
     KEY("disk", "engine", TEXT, disk_engine, .words = "auto uring worker"),
     COUNT("disk", "threads", disk_threads, 256),
     COUNT("disk", "depth", disk_depth, 1024),
-    WORDS("s3", "allowed", s3.allowed, s3.nallowed),
+    WORDS("s3", "allowed_hosts", s3.allowed, s3.nallowed, .old_name = "allowed"),
     KEY("s3", "own_credentials", BOOL, s3.own),
     KEY("s3", "endpoint", TEXT, s3.endpoint),
     KEY("s3", "region", TEXT, s3.region),
@@ -163,7 +163,7 @@ int config_finish(struct config *c, struct leat_error *err)
         size_format(c->pool_bytes, pool);
         return error_set(
             err, LEAT_INVALID,
-            "ready = %s is more than the pool's size, %s: it is part of the pool; give less, or 0", ready,
+            "prefault = %s is more than the pool's size, %s: it is part of the pool; give less, or 0", ready,
             pool);
     }
     /* More than CPUs where those are few: while one thread checksums, another's reads keep the disk busy. */

@@ -45,20 +45,21 @@ static void test_every_key(void **state)
 {
     struct config c;
     struct leat_error err = {0};
-    assert_int_equal(load(&c,
-                          "; a comment\n"
-                          "[pool]\nsize = 3 GiB\nregion_size = 64MiB\nready = 1GiB\nhuge_pages = off\n"
-                          "[daemon]\nmode = system\nsocket = /run/x.sock\njob = train 1\nnode_name = n1\n"
-                          "roots = /data, /scratch/\nroots = /more\nlinger = 1.5m\n"
-                          "[net]\nlisten = 10.0.0.1:7000\ntoken_file = /etc/token\nnodes = 10.0.0.1:7000\n"
-                          "  10.0.0.2:7000 10.0.0.3:7000\ndata_threads = 3\n"
-                          "[disk]\nengine = worker\nthreads = 5\ndepth = 32\n"
-                          "[s3]\nallowed = minio.lan, *.amazonaws.com\nown_credentials = yes\nprofile = p\n"
-                          "endpoint = http://m\nregion = r\nstyle = path\nca_file = /c\nanonymous = on\n"
-                          "connections = 7\n"
-                          "[log]\nlevel = warning\n",
-                          &err),
-                     0);
+    assert_int_equal(
+        load(&c,
+             "; a comment\n"
+             "[pool]\nsize = 3 GiB\nregion_size = 64MiB\nprefault = 1GiB\nhuge_pages = off\n"
+             "[daemon]\nmode = system\nsocket = /run/x.sock\njob = train 1\nnode_name = n1\n"
+             "roots = /data, /scratch/\nroots = /more\nidle_timeout = 1.5m\n"
+             "[net]\nlisten = 10.0.0.1:7000\ntoken_file = /etc/token\nnodes = 10.0.0.1:7000\n"
+             "  10.0.0.2:7000 10.0.0.3:7000\ndata_threads = 3\n"
+             "[disk]\nengine = worker\nthreads = 5\ndepth = 32\n"
+             "[s3]\nallowed_hosts = minio.lan, *.amazonaws.com\nown_credentials = yes\nprofile = p\n"
+             "endpoint = http://m\nregion = r\nstyle = path\nca_file = /c\nanonymous = on\n"
+             "connections = 7\n"
+             "[log]\nlevel = warning\n",
+             &err),
+        0);
     assert_int_equal(config_finish(&c, &err), 0);
     assert_int_equal(c.pool_bytes, 3 * GIB);
     assert_int_equal(c.region_bytes, 64 * MIB);
@@ -123,10 +124,10 @@ static void test_refused(void **state)
         {"pool", "region_size", "3MiB", "region_size = 3MiB: give a power of two of at least 64KiB"},
         {"pool", "region_size", "32KiB", "region_size = 32KiB: give a power of two of at least 64KiB"},
         {"pool", "region_size", "-1", "region_size"},
-        {"pool", "ready", "soon", "ready"},
-        {"pool", "ready", "-1", "ready"},
+        {"pool", "prefault", "soon", "prefault"},
+        {"pool", "ready", "-1", "prefault"},
         {"pool", "huge_pages", "maybe", "huge_pages = maybe: give yes or no"},
-        {"pool", "colour", "red", "[pool] has no key 'colour': it has size region_size ready huge_pages"},
+        {"pool", "colour", "red", "[pool] has no key 'colour': it has size region_size prefault huge_pages"},
         {"pool", "size region_size", "1GiB", "[pool] has no key 'size region_size'"},
         {"pool", "", "1GiB", "[pool] has no key ''"},
         {"s3", "style", "curly", "style = curly: give path, virtual or auto"},
@@ -134,7 +135,7 @@ static void test_refused(void **state)
         {"s3", "connections", "0", "connections = 0: give a whole number from 1 to 256"},
         {"s3", "secret", "x", "[s3] has no key 'secret'"},
         {"daemon", "mode", "public", "mode = public: give private or system"},
-        {"daemon", "linger", "soon", "linger"},
+        {"daemon", "idle_timeout", "soon", "idle_timeout"},
         {"daemon", "uid", "0", "[daemon] has no key 'uid'"},
         {"net", "data_threads", "0", "data_threads = 0: give a whole number from 1 to 256"},
         {"net", "data_threads", "257", "data_threads = 257: give a whole number from 1 to 256"},
@@ -179,10 +180,11 @@ static void test_ready_fits_the_pool(void **state)
         config_init(&c);
         assert_int_equal(config_set(&c, "daemon", "socket", "/tmp/s", NULL), 0);
         assert_int_equal(config_set(&c, "pool", "size", "64MiB", NULL), 0);
-        assert_int_equal(config_set(&c, "pool", "ready", cases[k].ready, NULL), 0);
+        assert_int_equal(config_set(&c, "pool", "prefault", cases[k].ready, NULL), 0);
         assert_int_equal(config_finish(&c, &err), cases[k].rc);
         if (cases[k].rc)
-            assert_non_null(strstr(err.message, "ready = 65.0 MiB is more than the pool's size, 64.0 MiB"));
+            assert_non_null(
+                strstr(err.message, "prefault = 65.0 MiB is more than the pool's size, 64.0 MiB"));
         config_fini(&c);
     }
 }
@@ -199,6 +201,37 @@ static void test_booleans(void **state)
         assert_true(c.huge_pages);
     }
     config_fini(&c);
+}
+
+/* Each is reported once, however often it is given. */
+static void test_old_names(void **state)
+{
+    struct config c;
+    char name[] = "/tmp/leat-test-log-XXXXXX", text[1024] = "";
+    int fd = mkstemp(name);
+    assert_true(fd >= 0);
+    log_set_level(LOG_LEVEL_WARNING);
+    log_set_output(fd, "test");
+    assert_int_equal(load(&c,
+                          "[pool]\nready = 1GiB\nready = 2GiB\n[daemon]\nlinger = 3s\n"
+                          "[s3]\nallowed = a\n  b\nallowed_hosts = c\n",
+                          NULL),
+                     0);
+    log_set_output(STDERR_FILENO, "");
+    assert_int_equal(c.prefault_bytes, 2 * GIB);
+    assert_int_equal(c.linger_ns, 3000000000);
+    assert_int_equal(c.s3.nallowed, 3);
+    config_fini(&c);
+    assert_true(pread(fd, text, sizeof(text) - 1, 0) > 0);
+    static const char *const says[] = {"[pool] ready is now called prefault", "[daemon] linger is now called",
+                                       "[s3] allowed is now called allowed_hosts"};
+    for (unsigned k = 0; k < ARRAY_LEN(says); k++) {
+        const char *at = strstr(text, says[k]);
+        assert_non_null(at);
+        assert_null(strstr(at + 1, says[k]));
+    }
+    close(fd);
+    unlink(name);
 }
 
 /* The message names the file, and the line that is wrong. */
@@ -387,11 +420,17 @@ static int end(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_key),   cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_rails),       cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_booleans),    cmocka_unit_test(test_ready_fits_the_pool),
-        cmocka_unit_test(test_files),       cmocka_unit_test(test_long_lines),
-        cmocka_unit_test(test_finish),      cmocka_unit_test(test_too_many_nodes),
+        cmocka_unit_test(test_every_key),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_rails),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_booleans),
+        cmocka_unit_test(test_old_names),
+        cmocka_unit_test(test_ready_fits_the_pool),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_long_lines),
+        cmocka_unit_test(test_finish),
+        cmocka_unit_test(test_too_many_nodes),
         cmocka_unit_test(test_allocations),
     };
     return cmocka_run_group_tests(tests, begin, end);

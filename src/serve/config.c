@@ -32,7 +32,7 @@ const struct ini_key serve_config_keys[] = {
     KEY("serve", "region", TEXT, region, .set = set_region),
     WORDS("serve", "domains", domains, ndomains),
     KEY("serve", "threads", COUNT, threads, .least = 1, .most = 256),
-    KEY("serve", "grace", DURATION, grace_ns),
+    KEY("serve", "drain_timeout", DURATION, grace_ns, .old_name = "grace"),
     WORDS("store", "paths", paths, npaths),
     KEY("store", "capacity", BYTES, capacity_bytes, .least = 64 * MIB),
     KEY("store", "high", COUNT, high_percent, .least = 1, .most = 99),

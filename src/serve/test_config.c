@@ -18,9 +18,9 @@ static int set(struct serve_config *c, const char *section, const char *key, con
 static void test_config(void **state)
 {
     static const char *const bad[][3] = {
-        {"serve", "nonsense", "1"}, {"store", "capacity", "1"},    {"store", "high", "100"},
-        {"serve", "threads", "0"},  {"serve", "anonymous", "may"}, {"serve", "region", "US EAST"},
-        {"serve", "grace", "10"},   {"store", "memory", "x"},
+        {"serve", "nonsense", "1"},       {"store", "capacity", "1"},    {"store", "high", "100"},
+        {"serve", "threads", "0"},        {"serve", "anonymous", "may"}, {"serve", "region", "US EAST"},
+        {"serve", "drain_timeout", "10"}, {"store", "memory", "x"},
     };
     struct serve_config c;
     struct leat_error err = {0};
@@ -33,6 +33,8 @@ static void test_config(void **state)
     serve_config_init(&c);
     assert_int_equal(set(&c, "pool", "size", "1GiB"), LEAT_INVALID);
     assert_string_equal(set_err.message, "no section [pool]: there are serve, store");
+    assert_int_equal(set(&c, "serve", "grace", "7s"), 0); /* its old name */
+    assert_int_equal(c.grace_ns, 7000000000);
     assert_int_equal(set(&c, "store", "scrub", "59m"), LEAT_INVALID);
     assert_string_equal(set_err.message, "scrub = 59m: give at least 3600s, or off");
     assert_int_equal(set(&c, "store", "scrub", "1h"), 0);

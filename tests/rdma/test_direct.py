@@ -28,7 +28,7 @@ def rail():
 
 @pytest.fixture
 def daemon(host, leat):
-    made = host.daemon({"pool": {"size": "64MiB", "region_size": "4MiB"}}, options=["--linger", "10m"])
+    made = host.daemon({"pool": {"size": "64MiB", "region_size": "4MiB"}}, options=["--idle-timeout", "10m"])
     leat.preload(lib_data.make_npy(host.data / "a.npy", SAMPLES), name="set", socket=made.socket, timeout=lib_host.PATIENCE).close()
     return made
 

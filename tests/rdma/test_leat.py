@@ -30,7 +30,7 @@ def array(host):
 
 @pytest.fixture
 def daemon(host):
-    return host.daemon({"pool": {"size": "64MiB", "region_size": REGION}}, options=["--linger", "10m"])
+    return host.daemon({"pool": {"size": "64MiB", "region_size": REGION}}, options=["--idle-timeout", "10m"])
 
 
 @pytest.fixture

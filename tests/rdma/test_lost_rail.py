@@ -35,7 +35,7 @@ def rail():
 
 @pytest.mark.parametrize("transport", ["rdma-read", "rdma-write"])
 def test_all_goes_on_over_the_other_one(rail, host, leat, transport):
-    daemon = host.daemon({"pool": {"size": "64MiB", "region_size": "4MiB"}}, options=["--linger", "10m"])
+    daemon = host.daemon({"pool": {"size": "64MiB", "region_size": "4MiB"}}, options=["--idle-timeout", "10m"])
     path = lib_data.make_npy(host.data / "a.npy", SAMPLES)
     leat.preload(path, name="set", socket=daemon.socket, timeout=lib_host.PATIENCE).close()
     reader = host.python(READER, daemon.socket, transport)

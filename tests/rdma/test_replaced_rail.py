@@ -48,7 +48,7 @@ def held(pid, device):
 
 @pytest.mark.parametrize("transport", ["rdma-read", "rdma-write"])
 def test_it_is_opened_anew_and_carries_bytes(host, leat, transport):
-    daemon = host.daemon({"pool": {"size": "64MiB", "region_size": "4MiB"}}, options=["--linger", "10m"])
+    daemon = host.daemon({"pool": {"size": "64MiB", "region_size": "4MiB"}}, options=["--idle-timeout", "10m"])
     path = lib_data.make_npy(host.data / "a.npy", SAMPLES)
     leat.preload(path, name="set", socket=daemon.socket, timeout=lib_host.PATIENCE).close()
     reader = host.python(READER, daemon.socket, env={"LEAT_TRANSPORT": transport})

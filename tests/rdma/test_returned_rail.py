@@ -43,7 +43,7 @@ say("all", ws.stat().transport)
 
 
 def test_it_carries_bytes_again(host, leat):
-    daemon = host.daemon({"pool": {"size": "64MiB", "region_size": "4MiB"}}, options=["--linger", "10m"])
+    daemon = host.daemon({"pool": {"size": "64MiB", "region_size": "4MiB"}}, options=["--idle-timeout", "10m"])
     path = lib_data.make_npy(host.data / "a.npy", SAMPLES)
     leat.preload(path, name="set", socket=daemon.socket, timeout=lib_host.PATIENCE).close()
     reader = host.python(READER, daemon.socket, env={"LEAT_TRANSPORT": "rdma-write"})

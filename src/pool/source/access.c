@@ -185,7 +185,7 @@ int access_check(const struct access_config *config, bool system, struct access 
     }
     return error_set(
         err, LEAT_DENIED,
-        "%.200s: this daemon does not ask %s: its administrator can allow it, as allowed = %s in "
+        "%.200s: this daemon does not ask %s: its administrator can allow it, as allowed_hosts = %s in "
         "[s3] of leatd.conf",
         uri, e.host, e.aws ? "*.amazonaws.com" : e.host);
 }
