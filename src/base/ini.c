@@ -7,6 +7,7 @@
  */
 #include "base/ini.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/setting.h"
 #include "base/size.h"
@@ -110,8 +111,9 @@ static int set_duration(uint64_t *field, const struct ini_key *key, const char *
     if (rc < 0)
         return error_prefix(err, rc, "%s", key->name);
     if (ns < key->least)
-        return error_set(err, LEAT_INVALID, "%s = %s: give at least %" PRIu64 "s%s%s", key->name, value,
-                         key->least / 1000000000, key->words ? ", or " : "", key->words ? key->words : "");
+        return error_set(err, LEAT_INVALID, "%s = %s: give at least %" PRIu64 "h%s%s", key->name, value,
+                         key->least / (3600 * NS_PER_S), key->words ? ", or " : "",
+                         key->words ? key->words : "");
     *field = ns;
     return 0;
 }

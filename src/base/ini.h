@@ -16,7 +16,7 @@ enum ini_kind {
     INI_ENUM,     /* unsigned: the place in `words` */
     INI_COUNT,    /* unsigned, from least to most */
     INI_BYTES,    /* uint64_t, `least` or more (base/size.h) */
-    INI_DURATION, /* uint64_t ns, `least` or more; `words`: one word that means UINT64_MAX */
+    INI_DURATION, /* uint64_t ns, `least` whole hours or more; `words`: one word that means UINT64_MAX */
     INI_LIST, /* char **, ended by NULL, and an unsigned for its length; each mention of the key adds to it */
     INI_SET,  /* only `set` knows the field */
 };

@@ -36,7 +36,7 @@ static void test_config(void **state)
     assert_int_equal(set(&c, "serve", "grace", "7s"), 0); /* its old name */
     assert_int_equal(c.grace_ns, 7000000000);
     assert_int_equal(set(&c, "store", "scrub", "59m"), LEAT_INVALID);
-    assert_string_equal(set_err.message, "scrub = 59m: give at least 3600s, or off");
+    assert_string_equal(set_err.message, "scrub = 59m: give at least 1h, or off");
     assert_int_equal(set(&c, "store", "scrub", "1h"), 0);
     assert_int_equal(c.scrub_ns, 3600 * 1000000000ull);
     assert_int_equal(set(&c, "store", "scrub", "off"), 0);

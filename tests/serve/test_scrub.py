@@ -161,8 +161,8 @@ def test_who_may(node):
 
 
 def test_options():
-    wrong = [("--scrub", "soon", "scrub"), ("--scrub", "3m", "an hour at least"), ("--scrub", "0", "an hour at least"),
-             ("--upload-age", "off", "upload_age"), ("--upload-age", "59m", "an hour at least")]
+    wrong = [("--scrub", "soon", "scrub"), ("--scrub", "3m", "at least 1h"), ("--scrub", "0", "at least 1h"),
+             ("--upload-age", "off", "upload_age"), ("--upload-age", "59m", "at least 1h")]
     for option, value, words in wrong:
         done = subprocess.run([lib_host.LEAT, "serve", option, value], capture_output=True, text=True, timeout=60)
         assert done.returncode == 2 and words in done.stderr, (option, value, done.stderr)
