@@ -13,7 +13,6 @@
 #include "base/size.h"
 
 #include <ini.h>
-#include <inttypes.h>
 
 struct load {
     FILE *file;
@@ -111,7 +110,7 @@ static int set_duration(uint64_t *field, const struct ini_key *key, const char *
     if (rc < 0)
         return error_prefix(err, rc, "%s", key->name);
     if (ns < key->least)
-        return error_set(err, LEAT_INVALID, "%s = %s: give at least %" PRIu64 "h%s%s", key->name, value,
+        return error_set(err, LEAT_INVALID, "%s = %s: give at least %lluh%s%s", key->name, value,
                          key->least / (3600 * NS_PER_S), key->words ? ", or " : "",
                          key->words ? key->words : "");
     *field = ns;

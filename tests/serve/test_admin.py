@@ -145,7 +145,10 @@ def test_status(node, described):
     status = conforms(described, node.ask("GET", "/v1/status"), "/v1/status", "get").json
     assert status["store"]["paths"][0]["path"] == str(node.server.store)
     assert status["store"]["paths"][0]["objects"] >= 1
-    assert status["http"]["answers"]["2xx"] >= 2
+    responses = status["http"]["responses"]
+    assert responses["2xx"] >= 2
+    responses["broken_off"] = responses.pop("aborted")
+    assert status["http"]["answers"] == responses  # the old names
     assert status["pool"] is None
     assert node.ask("HEAD", "/v1/status").text == ""
 
@@ -301,6 +304,9 @@ def test_tokens_that_cannot_be(quick_folder):
 def test_metrics(node):
     text = node.ask("GET", "/metrics")
     assert text.getheader("Content-Type") == "text/plain; version=0.0.4; charset=utf-8"
+    for old, new in (("http_answers", "http_responses"), ("http_broken_off", "http_aborted"), ("store_scrub_mended", "store_scrub_repaired")):
+        assert f"# HELP leat_{old}_total Deprecated, use leat_{new}_total.\n" in text.text
+        assert f"# TYPE leat_{new}_total counter\n" in text.text
     open_text = node.ask("GET", "/metrics", Accept="application/openmetrics-text;version=1.0.0")
     assert open_text.getheader("Content-Type") == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert open_text.text.endswith("# EOF\n")

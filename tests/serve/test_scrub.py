@@ -66,10 +66,11 @@ def test_rot(node, tmp_path):
     rot(node, content("cached", 3 * MIB + 5), 3 * MIB + 2)
     done = scrub(node, "--now", check=7)
     assert "damaged: s3://own/small-3 on" in done.stdout and "damaged: s3://own/large on" in done.stdout
-    assert "front" not in done.stdout and "damaged 3, unreadable 0, mended 1" in done.stdout
+    assert "front" not in done.stdout and "damaged 3, unreadable 0, repaired 1" in done.stdout
     metrics = node.ask("GET", "/metrics").text
     assert f'leat_store_scrub_damaged_objects{{path="{server.store}"}} 2\n' in metrics
-    assert f'leat_store_scrub_mended_total{{path="{server.store}"}} 1\n' in metrics
+    for name in ("repaired", "mended"):  # the second is its old name
+        assert f'leat_store_scrub_{name}_total{{path="{server.store}"}} 1\n' in metrics
     assert server.request("GET", "/own/large").status == 500
     assert server.request("GET", "/own/small-4").body == content("small-4", 5000)
     assert server.request("GET", "/front/cached").body == content("cached", 3 * MIB + 5)  # from the folder, again

@@ -201,10 +201,10 @@ static void show_pass(const json_t *pass, const char *what)
     char bytes[SIZE_TEXT_MAX], objects[32], when[24];
     bool over = !json_is_null(json_object_get(pass, "ended"));
     remote_time((int64_t)number(pass, over ? "ended" : "began"), when);
-    printf("  %s %s: %s objects, %s; damaged %llu, unreadable %llu, mended %llu\n", what, when,
+    printf("  %s %s: %s objects, %s; damaged %llu, unreadable %llu, repaired %llu\n", what, when,
            cli_count(number(pass, "objects"), objects), size_format(number(pass, "bytes"), bytes),
            (unsigned long long)number(pass, "damaged"), (unsigned long long)number(pass, "unreadable"),
-           (unsigned long long)number(pass, "mended"));
+           (unsigned long long)number(pass, "repaired"));
 }
 
 static void show_path(const json_t *path)

@@ -9,18 +9,23 @@
 
 static void services(struct bytes_out *out, struct http_server *server)
 {
-    static const char *const classes[] = {[2] = "2xx", "3xx", "4xx", "5xx"};
+    static const char *const classes[] = {[2] = "2xx", "3xx", "4xx", "5xx"},
+                             *const responses[][2] = {
+                                 {"http_responses_total", "Responses, by class of their status."},
+                                 {"http_answers_total", "Deprecated, use leat_http_responses_total."}};
     struct http_server_stats s;
     http_server_stats(server, &s);
     metrics_gauge(out, "http_connections", "Connections of HTTP.", s.connections);
     metrics_gauge(out, "http_busy_connections", "Of them, those with a request under way.", s.busy);
     metrics_counter(out, "http_accepted_total", "Connections accepted.", s.accepted);
     metrics_counter(out, "http_requests_total", "Requests whose head was read.", s.requests);
-    metrics_family(out, "http_answers_total", "counter", "Answers, by class of their status.");
-    for (unsigned k = 2; k < ARRAY_LEN(s.answers); k++)
-        metrics_sample(out, "http_answers_total", "class", classes[k], s.answers[k]);
-    metrics_counter(out, "http_broken_off_total", "Requests that ended without a whole answer.",
-                    s.answers[0]);
+    for (unsigned i = 0; i < ARRAY_LEN(responses); i++) {
+        metrics_family(out, responses[i][0], "counter", responses[i][1]);
+        for (unsigned k = 2; k < ARRAY_LEN(s.answers); k++)
+            metrics_sample(out, responses[i][0], "class", classes[k], s.answers[k]);
+    }
+    metrics_counter(out, "http_aborted_total", "Requests that ended without a whole response.", s.answers[0]);
+    metrics_counter(out, "http_broken_off_total", "Deprecated, use leat_http_aborted_total.", s.answers[0]);
     metrics_counter(out, "http_refused_total", "Requests that the server refused by itself.", s.refused);
     metrics_counter(out, "http_overload_total", "Of them, for lack of memory or connections.", s.overload);
     metrics_counter(out, "http_timeouts_total", "Peers that were too slow.", s.timeouts);
@@ -72,7 +77,9 @@ static void paths(struct bytes_out *out, const struct store_status *s)
         {"store_scrub_damaged_objects", "gauge",
          "Objects that this pass (or the last) found damaged or unreadable, and could not mend.",
          MADE(damaged)},
-        {"store_scrub_mended_total", "counter", "Damaged objects that were given up for the remote's copy.",
+        {"store_scrub_repaired_total", "counter", "Damaged objects that were given up for the remote's copy.",
+         FIELD(scrub.total_repaired)},
+        {"store_scrub_mended_total", "counter", "Deprecated, use leat_store_scrub_repaired_total.",
          FIELD(scrub.total_repaired)},
         {"store_scrub_ended_timestamp_seconds", "gauge", "When a whole pass ended last; 0: none did.",
          MADE(ended_s)},

@@ -11,10 +11,11 @@ static json_t *pass_json(const struct store_scrub_pass *p)
 {
     if (!p->begun_ns)
         return json_null();
-    return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I}", "began", time_json(p->begun_ns), "ended",
+    return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "began", time_json(p->begun_ns), "ended",
                      time_json(p->ended_ns), "objects", (json_int_t)p->objects, "bytes", (json_int_t)p->bytes,
-                     "damaged", (json_int_t)p->damaged, "unreadable", (json_int_t)p->unreadable, "mended",
-                     (json_int_t)p->repaired);
+                     "damaged", (json_int_t)p->damaged, "unreadable", (json_int_t)p->unreadable, "repaired",
+                     (json_int_t)p->repaired, "mended",
+                     (json_int_t)p->repaired); /* the old name, for one release */
 }
 
 json_t *scrub_json(const struct store_scrub_status *s)

@@ -14,14 +14,17 @@ static json_t *doors_json(struct admin *admin)
     json_t *listen = json_array();
     for (unsigned i = 0; http_server_address(server, i); i++)
         json_array_append_new(listen, admin_text(http_server_address(server, i)));
-    json_t *answers = json_pack("{s:I, s:I, s:I, s:I, s:I}", "2xx", (json_int_t)s.answers[2], "3xx",
-                                (json_int_t)s.answers[3], "4xx", (json_int_t)s.answers[4], "5xx",
-                                (json_int_t)s.answers[5], "broken_off", (json_int_t)s.answers[0]);
-    return json_pack("{s:o, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "listen", listen,
+    json_t *responses = json_pack("{s:I, s:I, s:I, s:I, s:I}", "2xx", (json_int_t)s.answers[2], "3xx",
+                                  (json_int_t)s.answers[3], "4xx", (json_int_t)s.answers[4], "5xx",
+                                  (json_int_t)s.answers[5], "aborted", (json_int_t)s.answers[0]);
+    json_t *answers = json_copy(responses); /* the old names, for one release */
+    json_object_set(answers, "broken_off", json_object_get(answers, "aborted"));
+    json_object_del(answers, "aborted");
+    return json_pack("{s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I}", "listen", listen,
                      "connections", (json_int_t)s.connections, "busy", (json_int_t)s.busy, "accepted",
-                     (json_int_t)s.accepted, "requests", (json_int_t)s.requests, "answers", answers,
-                     "refused", (json_int_t)s.refused, "overload", (json_int_t)s.overload, "timeouts",
-                     (json_int_t)s.timeouts, "bytes_in", (json_int_t)s.bytes_in, "bytes_out",
+                     (json_int_t)s.accepted, "requests", (json_int_t)s.requests, "responses", responses,
+                     "answers", answers, "refused", (json_int_t)s.refused, "overload", (json_int_t)s.overload,
+                     "timeouts", (json_int_t)s.timeouts, "bytes_in", (json_int_t)s.bytes_in, "bytes_out",
                      (json_int_t)s.bytes_out, "memory_bytes", (json_int_t)s.memory_bytes);
 }
 
