@@ -5,20 +5,21 @@
 
 #include <netdb.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
 
 struct resolve {
     _Atomic unsigned refs;
     int fd;
-    char address[320];
-    int status;
+    char address[328];
+    int flags, status;
     struct resolve_list list;
 };
 
 static int look_up(const char *address, int flags, struct resolve_list *ret_list)
 {
-    char host[256];
+    char host[320];
     const char *colon = strrchr(address, ':');
     if (!colon || (size_t)(colon - address) >= sizeof(host))
         return -EINVAL;
@@ -30,9 +31,14 @@ static int look_up(const char *address, int flags, struct resolve_list *ret_list
         name++;
     }
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags}, *list = NULL;
-    if (getaddrinfo(name, colon + 1, &hints, &list) != 0 || !list)
-        return -EHOSTUNREACH;
+    ret_list->gai = getaddrinfo(name, colon + 1, &hints, &list);
+    if ((ret_list->gai == EAI_ADDRFAMILY || ret_list->gai == EAI_NONAME) && (flags & AI_ADDRCONFIG)) {
+        hints.ai_flags &= ~AI_ADDRCONFIG;
+        ret_list->gai = getaddrinfo(name, colon + 1, &hints, &list);
+    }
     ret_list->n = 0;
+    if (ret_list->gai != 0 || !list)
+        return -EHOSTUNREACH;
     for (const struct addrinfo *a = list; a && ret_list->n < RESOLVE_MAX; a = a->ai_next) {
         struct resolve_address *to = &ret_list->found[ret_list->n++];
         memcpy(&to->at, a->ai_addr, a->ai_addrlen);
@@ -54,13 +60,13 @@ int resolve_numeric(const char *address, struct resolve_address *ret_address)
 static void *resolve_main(void *arg)
 {
     struct resolve *r = arg;
-    r->status = look_up(r->address, 0, &r->list);
+    r->status = look_up(r->address, r->flags | AI_NUMERICSERV, &r->list);
     eventfd_write(r->fd, 1);
     resolve_free(r);
     return NULL;
 }
 
-int resolve_start(const char *address, struct resolve **ret_resolve)
+int resolve_start(const char *address, int flags, struct resolve **ret_resolve)
 {
     struct resolve *r = calloc(1, sizeof(*r));
     if (!r)
@@ -70,8 +76,13 @@ int resolve_start(const char *address, struct resolve **ret_resolve)
     int rc = r->fd < 0 ? -errno : strlen(address) >= sizeof(r->address) ? -EINVAL : 0;
     if (rc == 0) {
         snprintf(r->address, sizeof(r->address), "%s", address);
+        r->flags = flags;
         pthread_t thread;
+        sigset_t all, old;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &old);
         rc = -pthread_create(&thread, NULL, resolve_main, r);
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
         if (rc == 0)
             pthread_detach(thread);
     }
@@ -94,8 +105,7 @@ int resolve_result(const struct resolve *r, struct resolve_list *ret_list)
     eventfd_t n;
     if (eventfd_read(r->fd, &n) < 0)
         return -EAGAIN;
-    if (r->status == 0)
-        *ret_list = r->list;
+    *ret_list = r->list;
     return r->status;
 }
 

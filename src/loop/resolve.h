@@ -16,18 +16,22 @@ struct resolve_address {
     struct sockaddr_storage at;
     socklen_t len;
 };
-#define RESOLVE_MAX 8u /* of a name; what is above is left out */
+#define RESOLVE_MAX 16u /* of a name; what is above is left out */
 struct resolve_list {
     struct resolve_address found[RESOLVE_MAX]; /* in the order of getaddrinfo (RFC 6724) */
     unsigned n;
+    int gai; /* of getaddrinfo, when there is none */
 };
 
 /* Numeric only: 0, -EINVAL (no port), -EHOSTUNREACH (a name). Does not wait. */
 int resolve_numeric(const char *address, struct resolve_address *ret_address);
-/* Starts to look it up; its descriptor turns readable when that is done. */
-int resolve_start(const char *address, struct resolve **ret_resolve);
+/*
+ * Starts to look it up; its descriptor turns readable when that is done. `flags`: AI_ADDRCONFIG, which is left out where a host has nothing
+ * but loopback, or 0.
+ */
+int resolve_start(const char *address, int flags, struct resolve **ret_resolve);
 int resolve_fd(const struct resolve *resolve);
-/* Once it is readable: 0 and one address at least, or -EHOSTUNREACH. */
+/* Once it is readable: 0 and one address at least, or -EHOSTUNREACH and why. */
 int resolve_result(const struct resolve *resolve, struct resolve_list *ret_list);
 /* Also while it is being looked up. NULL is fine. */
 void resolve_free(struct resolve *resolve);

@@ -430,7 +430,7 @@ static int resolve_name(struct peer *p)
 {
     if (p->resolving)
         return 0;
-    int rc = resolve_start(p->address, &p->resolving);
+    int rc = resolve_start(p->address, 0, &p->resolving);
     if (rc < 0)
         return rc;
     p->resolved =

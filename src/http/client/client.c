@@ -9,6 +9,7 @@
 #include <netdb.h>
 #include <stdio.h>
 #include <strings.h>
+#include <sys/epoll.h>
 
 #include "http/client/client_internal.h"
 #include "base/clock.h"
@@ -201,7 +202,7 @@ void pool_fail(struct http_pool *pool, int rc, const struct leat_error *err)
 
 void pool_attempt_failed(struct http_pool *pool, unsigned address, int rc, const struct leat_error *err)
 {
-    if (address < ADDRESSES_MAX)
+    if (address < RESOLVE_MAX)
         pool->addresses[address].failed_ns = clock_now_ns();
     pool->failed_in_order++;
     pool->client->kicked = true;
@@ -214,48 +215,74 @@ void pool_attempt_failed(struct http_pool *pool, unsigned address, int rc, const
     pool_fail(pool, rc, err);
 }
 
-static void take_addresses(struct http_pool *pool, const struct http_address *addresses, unsigned n)
+static void take_addresses(struct http_pool *pool, const struct resolve_list *list)
 {
-    memcpy(pool->addresses, addresses, n * sizeof(*addresses));
-    pool->naddresses = n;
-    pool->next_address %= n;
+    for (unsigned i = 0; i < list->n; i++)
+        pool->addresses[i] = (struct http_address){.to = list->found[i]};
+    pool->naddresses = list->n;
+    pool->next_address %= list->n;
     pool->resolved_ns = clock_now_ns();
 }
 
-static void resolved(void *user, const struct http_address *addresses, unsigned n, int why)
+static void resolving_end(struct http_pool *pool)
 {
-    struct http_pool *pool = user;
+    loop_remove(&pool->resolved);
+    resolve_free(TAKE_PTR(pool->resolving));
+}
+
+static void on_resolved(struct loop_source *source, uint32_t events)
+{
+    struct http_pool *pool = container_of(source, struct http_pool, resolved);
     struct http_client *client = pool->client;
+    struct resolve_list list;
+    int rc = resolve_result(pool->resolving, &list);
+    if (rc == -EAGAIN)
+        return;
     client_enter(client);
-    pool->resolving = NULL;
-    if (n == 0 && pool->resolved_ns) {
+    resolving_end(pool);
+    if (rc == 0) {
+        take_addresses(pool, &list);
+        client->kicked = true;
+    } else if (pool->resolved_ns) {
         pool->resolved_ns = clock_now_ns(); /* the old ones serve on */
-    } else if (n == 0) {
+    } else {
         struct leat_error err;
         /* A resolver that does not answer may do so later; a name that is not there stays away. */
-        int rc = why == EAI_AGAIN ? -EHOSTUNREACH : LEAT_NOT_FOUND;
+        rc = list.gai == EAI_AGAIN ? -EHOSTUNREACH : LEAT_NOT_FOUND;
         error_set(&err, rc, "%s: no address for this name (%s)", pool->origin.host,
-                  why ? gai_strerror(why) : "none given");
+                  list.gai ? gai_strerror(list.gai) : "none given");
         pool_fail(pool, rc, &err);
-    } else {
-        take_addresses(pool, addresses, n);
-        client->kicked = true;
     }
     client_leave(client);
+}
+
+static int resolve_origin(struct http_pool *pool)
+{
+    char address[sizeof(pool->origin.host) + 8];
+    struct resolve_list written = {.n = 1};
+    snprintf(address, sizeof(address), "%s:%u", pool->origin.host, pool->origin.port);
+    if (resolve_numeric(address, &written.found[0]) == 0) {
+        take_addresses(pool, &written);
+        return 0;
+    }
+    int rc = resolve_start(address, AI_ADDRCONFIG, &pool->resolving);
+    if (rc < 0)
+        return rc;
+    pool->resolved =
+        (struct loop_source){.fd = resolve_fd(pool->resolving), .events = EPOLLIN, .progress = on_resolved};
+    rc = loop_add(pool->client->loop, &pool->resolved);
+    if (rc < 0)
+        resolve_free(TAKE_PTR(pool->resolving));
+    return rc;
 }
 
 /* Addresses at hand? A name is asked again now and then, while the old ones serve. */
 static bool pool_resolved(struct http_pool *pool)
 {
     uint64_t now = clock_now_ns();
-    struct http_address written;
-    if (!pool->resolving && (pool->resolved_ns == 0 || now - pool->resolved_ns > RESOLVED_NS) &&
-        http_resolve_numeric(pool->origin.host, pool->origin.port, &written))
-        take_addresses(pool, &written, 1);
     if (!pool->resolving && pool->resolved_ns <= now &&
         (pool->resolved_ns == 0 || now - pool->resolved_ns > RESOLVED_NS)) {
-        int rc = http_resolve_start(pool->client->loop, pool->origin.host, pool->origin.port, resolved, pool,
-                                    &pool->resolving);
+        int rc = resolve_origin(pool);
         if (rc < 0 && pool->resolved_ns == 0) {
             struct leat_error err;
             error_sys(&err, rc, "%s", pool->origin.host);
@@ -301,7 +328,7 @@ static void pool_dispatch(struct http_pool *pool)
     while (pool->nwaiting > pool->nconnecting && pool->nconns < client->config.connections &&
            pool_resolved(pool) && (pool->failed_in_order < pool->naddresses || pool->nconns == 0)) {
         struct leat_error err = {0};
-        unsigned address = ADDRESSES_MAX;
+        unsigned address = RESOLVE_MAX;
         int rc = http_conn_open(pool, &address, &err);
         if (rc < 0)
             pool_attempt_failed(pool, address, rc, &err);
@@ -469,7 +496,7 @@ void http_client_free(struct http_client *client)
             http_conn_close(conn, -ECANCELED, &err);
         pool_fail(pool, -ECANCELED, &err);
         if (pool->resolving)
-            http_resolve_forget(pool->resolving);
+            resolving_end(pool);
     }
     client_leave(client);
     struct http_pool *pool;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* client_internal.h: between client.c (calls, origins), conn.c (one connection), tls.c and resolve.c. */
+/* client_internal.h: between client.c (calls, origins), conn.c (one connection) and tls.c. */
 #ifndef HTTP_CLIENT_INTERNAL_H
 #define HTTP_CLIENT_INTERNAL_H
 
@@ -10,17 +10,16 @@
 
 #include "http/client/http_client.h"
 #include "loop/loop.h"
+#include "loop/resolve.h"
 
-#define ADDRESSES_MAX 16u
-#define CONN_BUFFER   (32 * KIB)
-#define TRIES_MAX     3u
-#define TICK_NS       (100 * 1000000ull) /* how often deadlines are looked at */
-#define RESOLVED_NS   (60 * 1000000000ull)
-#define SHUNNED_NS    (30 * 1000000000ull) /* an address that failed is not tried, while there are others */
+#define CONN_BUFFER (32 * KIB)
+#define TRIES_MAX   3u
+#define TICK_NS     (100 * 1000000ull) /* how often deadlines are looked at */
+#define RESOLVED_NS (60 * 1000000000ull)
+#define SHUNNED_NS  (30 * 1000000000ull) /* an address that failed is not tried, while there are others */
 
 struct http_address {
-    struct sockaddr_storage addr;
-    socklen_t len;
+    struct resolve_address to;
     uint64_t failed_ns; /* the last attempt, when it failed; 0: it did not */
 };
 
@@ -34,11 +33,12 @@ struct http_pool {
     struct list waiting; /* http_call.node, in order */
     unsigned nwaiting;
     unsigned pipeline; /* 1 once the peer has shown that it does not like more */
-    struct http_address addresses[ADDRESSES_MAX];
+    struct http_address addresses[RESOLVE_MAX];
     unsigned naddresses, next_address;
     unsigned failed_in_order; /* attempts to connect, since one succeeded or something was answered */
     uint64_t resolved_ns;     /* 0: not yet */
     struct resolve *resolving;
+    struct loop_source resolved;
     SSL_SESSION *session;
 };
 
@@ -133,15 +133,5 @@ void tls_bye(struct http_conn *conn);
 /* As recv and send of a socket that does not block: bytes, 0 at the end, -EAGAIN, or another -errno. */
 ssize_t tls_read(struct http_conn *conn, void *buf, size_t len, struct leat_error *err);
 ssize_t tls_write(struct http_conn *conn, const void *buf, size_t len, struct leat_error *err);
-
-/* resolve.c */
-/* Asks for the addresses of a name in a thread of its own; done() runs on the loop, exactly once unless it is forgotten. rc: getaddrinfo's. */
-struct resolve;
-/* Addresses that are written as such need no question: how many (0 or 1). */
-unsigned http_resolve_numeric(const char *host, uint16_t port, struct http_address *ret_address);
-int http_resolve_start(struct loop *loop, const char *host, uint16_t port,
-                       void (*done)(void *user, const struct http_address *addresses, unsigned n, int rc),
-                       void *user, struct resolve **ret_resolve);
-void http_resolve_forget(struct resolve *r);
 
 #endif

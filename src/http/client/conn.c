@@ -56,7 +56,7 @@ static unsigned choose_address(struct http_pool *pool)
 int http_conn_open(struct http_pool *pool, unsigned *ret_address, struct leat_error *err)
 {
     unsigned address = *ret_address = choose_address(pool);
-    const struct http_address *a = &pool->addresses[address];
+    const struct resolve_address *a = &pool->addresses[address].to;
     struct http_conn *conn = calloc(1, sizeof(*conn));
     if (!conn)
         return -ENOMEM;
@@ -71,12 +71,12 @@ int http_conn_open(struct http_pool *pool, unsigned *ret_address, struct leat_er
     conn->source.progress = conn_progress;
     conn->source.arm = conn_arm;
     conn->began_ns = conn->heard_ns = clock_now_ns();
-    conn->source.fd = socket(a->addr.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    conn->source.fd = socket(a->at.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (conn->source.fd < 0) {
         rc = error_sys(err, -errno, "a socket to %s", pool->origin.host);
     } else {
         setsockopt(conn->source.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-        if (connect(conn->source.fd, (const struct sockaddr *)&a->addr, a->len) < 0 && errno != EINPROGRESS)
+        if (connect(conn->source.fd, (const struct sockaddr *)&a->at, a->len) < 0 && errno != EINPROGRESS)
             rc = error_sys(err, -errno, "%s:%u", pool->origin.host, pool->origin.port);
         else
             rc = loop_add(pool->client->loop, &conn->source);
