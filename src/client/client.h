@@ -50,13 +50,6 @@ int options_flags(const char *name, unsigned flags, unsigned known, struct leat_
 
 /* --- connect.c, rpc.c --------------------------------------------------------------------------------------- */
 
-struct client_rpc_rx { /* a frame as far as it has come */
-    uint8_t head[PROTO_FRAME];
-    uint64_t have; /* bytes of head, then of body */
-    bool in_body;
-    struct net_reply reply;
-};
-
 #define CLIENT_JOB_ROOM 64 /* as connect.h's names, and more */
 struct leat_client {
     _Atomic unsigned refs; /* the handle, and every working set */
@@ -78,7 +71,7 @@ struct leat_client {
     struct list calls; /* struct client_rpc_waiter */
     struct list sets;  /* struct leat_ws */
     uint64_t next_id;
-    struct client_rpc_rx rx;    /* of who is reading */
+    struct net_rx rx;           /* of who is reading */
     _Atomic uint64_t looked_ns; /* at the socket, by client_rpc_look */
 
     pthread_mutex_t credit_lock;

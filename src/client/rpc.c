@@ -117,88 +117,6 @@ static void die(struct leat_client *c, int rc)
         shutdown(c->fd, SHUT_RDWR);
 }
 
-/* --- taking frames in ------------------------------------------------------------------------------------------ */
-
-static int take_fds(struct client_rpc_rx *rx, struct msghdr *msg)
-{
-    int rc =
-        msg->msg_flags & MSG_CTRUNC ? -EMFILE : 0; /* descriptors were lost: out of step with the frame */
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-            continue;
-        unsigned n = (unsigned)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-        for (unsigned i = 0; i < n; i++) {
-            int fd;
-            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
-            if (rx->reply.nfds < PROTO_FDS_MAX)
-                rx->reply.fds[rx->reply.nfds++] = fd;
-            else {
-                close(fd);
-                rc = LEAT_CORRUPT;
-            }
-        }
-    }
-    return rc;
-}
-
-/* Some bytes of [at, +want) of the frame: their number, 0 when none are there now, or a negative code. */
-static int64_t take_bytes(int fd, struct client_rpc_rx *rx, void *at, size_t want)
-{
-    union {
-        char space[CMSG_SPACE(sizeof(int) * PROTO_FDS_MAX)];
-        struct cmsghdr align;
-    } control;
-    struct iovec iov = {at, want};
-    struct msghdr msg = {
-        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
-    ssize_t got = recvmsg(fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (got < 0)
-        return errno == EAGAIN || errno == EINTR ? 0 : LEAT_PEER_GONE;
-    if (got == 0)
-        return LEAT_PEER_GONE;
-    int rc = take_fds(rx, &msg);
-    return rc ? rc : got;
-}
-
-/* 1: a whole frame moved into *ret; 0: more has to come; negative: the connection is of no use any more. */
-static int rx_step(int fd, struct client_rpc_rx *rx, struct net_reply *ret)
-{
-    for (;;) {
-        if (!rx->in_body) {
-            int64_t got = take_bytes(fd, rx, rx->head + rx->have, PROTO_FRAME - rx->have);
-            if (got <= 0)
-                return (int)got;
-            rx->have += (uint64_t)got;
-            if (rx->have < PROTO_FRAME)
-                continue;
-            if (proto_frame_get(rx->head, &rx->reply.frame) || rx->reply.frame.payload_bytes)
-                return LEAT_CORRUPT;
-            rx->have = 0;
-            rx->in_body = true;
-            size_t bytes = rx->reply.frame.body_bytes;
-            if (bytes) {
-                rx->reply.body.data = malloc(bytes);
-                if (!rx->reply.body.data)
-                    return -ENOMEM;
-                rx->reply.body.cap = bytes;
-            }
-        }
-        while (rx->have < rx->reply.frame.body_bytes) {
-            int64_t got =
-                take_bytes(fd, rx, rx->reply.body.data + rx->have, rx->reply.frame.body_bytes - rx->have);
-            if (got <= 0)
-                return (int)got;
-            rx->have += (uint64_t)got;
-        }
-        if (rx->reply.nfds != rx->reply.frame.nfds)
-            return LEAT_CORRUPT;
-        rx->reply.body.len = rx->reply.frame.body_bytes;
-        *ret = rx->reply;
-        *rx = (struct client_rpc_rx){0};
-        return 1;
-    }
-}
-
 /* --- handing them out ------------------------------------------------------------------------------------------ */
 
 static void on_progress(struct client_rpc_waiter *w, const struct net_reply *reply)
@@ -286,7 +204,11 @@ static void pump(struct leat_client *c, int timeout_ms)
         return;
     for (;;) {
         struct net_reply reply;
-        int rc = rx_step(c->fd, &c->rx, &reply);
+        int rc = net_frame_step(c->fd, &c->rx, &reply);
+        if (rc > 0 && reply.frame.payload_bytes) {
+            net_reply_fini(&reply);
+            rc = LEAT_CORRUPT;
+        }
         if (rc == 0)
             return;
         if (rc < 0) {

@@ -80,36 +80,6 @@ static int send_all(int fd, struct iovec *iov, unsigned n, const int *fds, unsig
     return 0;
 }
 
-static int receive_all(int fd, void *buf, uint64_t bytes, int *fds, unsigned *nfds, uint64_t deadline_ns)
-{
-    uint64_t got = 0;
-    while (got < bytes) {
-        union fdpass_control control;
-        struct iovec iov = {(char *)buf + got, (size_t)(bytes - got)};
-        struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
-        if (fds) {
-            msg.msg_control = &control;
-            msg.msg_controllen = sizeof(control);
-        }
-        ssize_t n = recvmsg(fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-        if (n > 0) {
-            got += (uint64_t)n;
-            int rc = fds ? fdpass_take(&msg, fds, PROTO_FDS_MAX, nfds) : 0;
-            if (rc < 0)
-                return rc;
-        } else if (n == 0) {
-            return LEAT_PEER_GONE;
-        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            int rc = wait_fd(fd, POLLIN, deadline_ns);
-            if (rc < 0)
-                return rc;
-        } else if (errno != EINTR) {
-            return gone(errno);
-        }
-    }
-    return 0;
-}
-
 /* --- frames ---------------------------------------------------------------------------------------------------- */
 
 int net_frame_send(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
@@ -132,38 +102,68 @@ int net_frame_send(int fd, uint8_t kind, uint16_t type, uint64_t id, const struc
     return send_all(fd, iov, 2, fds, nfds, deadline_ns);
 }
 
-static int frame_receive(int fd, struct net_reply *reply, uint64_t deadline_ns)
+/* Some bytes of [at, +want) of the frame: their number, 0 when none are there now, or a negative code. */
+static int64_t take_bytes(int fd, struct net_reply *reply, void *at, uint64_t want)
 {
-    uint8_t head[PROTO_FRAME];
-    int rc = receive_all(fd, head, sizeof(head), reply->fds, &reply->nfds, deadline_ns);
-    if (rc == 0)
-        rc = proto_frame_get(head, &reply->frame);
+    union fdpass_control control;
+    struct iovec iov = {at, (size_t)want};
+    struct msghdr msg = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
+    ssize_t got = recvmsg(fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got < 0)
+        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? 0 : gone(errno);
+    if (got == 0)
+        return LEAT_PEER_GONE;
+    int rc = fdpass_take(&msg, reply->fds, PROTO_FDS_MAX, &reply->nfds);
+    if (msg.msg_flags & MSG_CTRUNC)
+        return -EMFILE; /* descriptors were lost: out of step with the frame */
+    return rc ? rc : got;
+}
+
+static int head_came(struct net_rx *rx)
+{
+    int rc = proto_frame_get(rx->head, &rx->reply.frame);
+    size_t bytes = rx->reply.frame.body_bytes;
     if (rc < 0)
         return rc;
-    size_t bytes = reply->frame.body_bytes;
-    if (bytes) {
-        reply->body.data = malloc(bytes);
-        if (!reply->body.data)
-            return -ENOMEM;
-        reply->body.cap = bytes;
-        rc = receive_all(fd, reply->body.data, bytes, reply->fds, &reply->nfds, deadline_ns);
+    rx->have = 0;
+    rx->in_body = true;
+    rx->reply.body.data = bytes ? malloc(bytes) : NULL;
+    if (bytes && !rx->reply.body.data)
+        return -ENOMEM;
+    rx->reply.body.cap = bytes;
+    return 0;
+}
+
+int net_frame_step(int fd, struct net_rx *rx, struct net_reply *ret_reply)
+{
+    while (!rx->in_body || rx->have < rx->reply.frame.body_bytes) {
+        uint8_t *to = rx->in_body ? rx->reply.body.data : rx->head;
+        uint64_t bytes = rx->in_body ? rx->reply.frame.body_bytes : PROTO_FRAME;
+        int64_t got = take_bytes(fd, &rx->reply, to + rx->have, bytes - rx->have);
+        if (got <= 0)
+            return (int)got;
+        rx->have += (uint64_t)got;
+        int rc = !rx->in_body && rx->have == bytes ? head_came(rx) : 0;
         if (rc < 0)
             return rc;
-        reply->body.len = bytes;
     }
-    return reply->nfds == reply->frame.nfds ? 0 : LEAT_CORRUPT;
+    if (rx->reply.nfds != rx->reply.frame.nfds)
+        return LEAT_CORRUPT;
+    rx->reply.body.len = rx->reply.frame.body_bytes;
+    *ret_reply = rx->reply;
+    *rx = (struct net_rx){0};
+    return 1;
 }
 
 int net_frame_receive(int fd, struct net_reply *ret_reply, uint64_t deadline_ns)
 {
-    struct net_reply reply = {0};
-    int rc = frame_receive(fd, &reply, deadline_ns);
-    if (rc < 0) {
-        net_reply_fini(&reply);
-        return rc;
-    }
-    *ret_reply = reply;
-    return 0;
+    struct net_rx rx = {0};
+    int rc;
+    while ((rc = net_frame_step(fd, &rx, ret_reply)) == 0 && (rc = wait_fd(fd, POLLIN, deadline_ns)) == 0)
+        continue;
+    net_reply_fini(&rx.reply);
+    return MIN(rc, 0);
 }
 
 void net_reply_fini(struct net_reply *reply)

@@ -88,8 +88,20 @@ void net_reply_fini(struct net_reply *reply);
 /* Writes one frame. deadline_ns absolute, 0 none. LEAT_PEER_GONE, LEAT_TIMED_OUT. */
 int net_frame_send(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
                    const int *fds, unsigned nfds, uint64_t deadline_ns);
+/* A frame as far as it has come; zeroed at first. net_reply_fini(&rx.reply) when no more is to come. */
+struct net_rx {
+    uint8_t head[PROTO_FRAME];
+    uint64_t have; /* bytes of head, then of body */
+    bool in_body;
+    struct net_reply reply;
+};
+/*
+ * Without waiting. 1: a whole frame, moved to *ret_reply, and nothing behind it was read; 0: more has to come; LEAT_PEER_GONE, LEAT_CORRUPT,
+ * -EMFILE (no room for its descriptors), -ENOMEM: the stream's position is lost.
+ */
+int net_frame_step(int fd, struct net_rx *rx, struct net_reply *ret_reply);
 /* Reads one frame with its body and descriptors, and nothing behind it: a payload is the caller's to receive next. LEAT_PEER_GONE,
- * LEAT_TIMED_OUT (part of a frame may be gone then: close the socket), LEAT_CORRUPT. */
+ * LEAT_TIMED_OUT (part of a frame may be gone then: close the socket), and what net_frame_step fails with. */
 int net_frame_receive(int fd, struct net_reply *ret_reply, uint64_t deadline_ns);
 /* The code and message of a reply: 0, or frame.status with err filled from the body. */
 int net_reply_status(const struct net_reply *reply, struct leat_error *err);
