@@ -67,7 +67,7 @@ void conn_send(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id, int 
 /* status < 0 with err's message as body. */
 void conn_send_error(struct conn *conn, uint16_t type, uint64_t id, const struct leat_error *err);
 /* The same with a payload taken by reference; done(user, status) exactly once: later, when it was sent or dropped; at once
- * when the message could not be taken (the connection is then closed, or will be). */
+ * when the message could not be taken (the connection is then closed, or will be). NULL: no notice. */
 void conn_send_payload(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id,
                        const struct bytes_out *body, const void *payload, uint64_t bytes,
                        void (*done)(void *user, int status), void *user);

@@ -537,8 +537,7 @@ int peer_seal(struct peer *p, const void *aad, size_t aad_len, const void *text,
 
 void peer_event(struct peer *p, uint16_t type, const struct bytes_out *body)
 {
-    if (p->state == PEER_UP)
-        conn_send(p->conn, PROTO_EVENT, type, 0, 0, body, NULL, 0);
+    peer_event_done(p, type, body, NULL, NULL);
 }
 
 uint64_t peer_queued(const struct peer *p)
@@ -551,7 +550,7 @@ void peer_event_done(struct peer *p, uint16_t type, const struct bytes_out *body
 {
     if (p->state == PEER_UP)
         conn_send_payload(p->conn, PROTO_EVENT, type, 0, body, NULL, 0, done, user);
-    else
+    else if (done)
         done(user, -ENOTCONN);
 }
 

@@ -57,7 +57,7 @@ struct peer_reply {
     uint64_t payload_bytes;
 };
 typedef void (*peer_reply_fn)(void *user, struct peer_reply *reply);
-/* Exactly one answer, later. 0, or -ENOTCONN (no answer then). */
+/* Exactly one answer, later; payload_done may be NULL. 0, or -ENOTCONN (no answer then). */
 int peer_call(struct peer *peer, uint16_t type, const struct bytes_out *body, const void *payload,
               uint64_t payload_bytes, void (*payload_done)(void *user, int status), peer_reply_fn answer,
               void *user);
@@ -71,7 +71,7 @@ void peer_accept(struct peer *peer);
 void peer_reject(struct peer *peer, int status, const char *message);
 /* What waits to be sent to it: bytes. */
 uint64_t peer_queued(const struct peer *peer);
-/* An event; done(user, status) once it was sent or dropped, which may be at once. */
+/* An event; done(user, status) once it was sent or dropped, which may be at once; NULL: no notice. */
 void peer_event_done(struct peer *peer, uint16_t type, const struct bytes_out *body,
                      void (*done)(void *user, int status), void *user);
 /* Appends `text` to what will be sent next, sealed for this connection and to `aad` (rpc/seal.h). -ENOTCONN. */

@@ -385,5 +385,7 @@ void store_scrub_end(struct path *p); /* also of one that has none */
 void store_scrub_note(struct path *p, const struct ikey *k,
                       uint64_t seq); /* somebody else found it damaged */
 void store_scrub_status(struct path *p, struct store_scrub_status *ret);
+/* For tests, with no_background: reads up to so many objects of each path of a pass that was started. */
+void store_scrub_some(struct store *s, unsigned objects);
 
 #endif

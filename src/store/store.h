@@ -406,8 +406,6 @@ struct store_scrub_status {
 void store_scrub_start(struct store *s);
 /* It goes on at its usual pace; where the scrub does not run by itself, it ends. */
 void store_scrub_stop(struct store *s);
-/* With no_background, for tests, who stop a pass where its thread never would: reads up to so many objects of each path, of one that was started. */
-void store_scrub_some(struct store *s, unsigned objects);
 
 struct store_damage {
     const char *path;

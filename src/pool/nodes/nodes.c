@@ -50,8 +50,6 @@ struct reinstall {
     unsigned node;
 };
 
-static void reinstall_sent(void *user, int status) {}
-
 static void reinstalled(void *user, struct peer_reply *reply)
 {
     struct reinstall *r = user;
@@ -79,7 +77,7 @@ static void reinstall(struct cluster *c, struct wset *ws, unsigned n)
     struct bytes_out body = {0};
     nodes_put_install(ws, 0, &body);
     if (body.failed || peer_call(c->links[n].peer, PROTO_INSTALL, &body, ws->index.blob, ws->index.blob_bytes,
-                                 reinstall_sent, reinstalled, r) < 0) {
+                                 NULL, reinstalled, r) < 0) {
         wset_unref(ws);
         free(r);
     }
@@ -353,8 +351,6 @@ struct ready_post {
     struct bytes_out records;
 };
 
-static void record_sent(void *user, int status) {}
-
 /* One that takes records in more slowly than they are made is told by and by: its connection ends when too much waits for it. */
 static void ready_on_loop(void *arg)
 {
@@ -366,7 +362,7 @@ static void ready_on_loop(void *arg)
         if (p->records.len + peer_queued(c->links[n].peer) > READY_QUEUED)
             nodes_catch_up(c, p->ws, n);
         else
-            nodes_send_records(c, p->ws, n, p->records.data, p->records.len, record_sent, NULL);
+            nodes_send_records(c, p->ws, n, p->records.data, p->records.len, NULL, NULL);
     }
     wset_unref(p->ws);
     bytes_out_fini(&p->records);
