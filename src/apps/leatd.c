@@ -18,7 +18,7 @@
 #include "serve/admin/pool_bridge.h"
 #include "serve/config.h"
 #include "serve/serve.h"
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 
 #include <fcntl.h>
 #include <getopt.h>

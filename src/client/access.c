@@ -114,7 +114,7 @@ static int find_take(const uint8_t *buf, size_t len, struct proto_access *m, str
         AUTO_FREE char *message = bytes_get_str(&in, LEAT_ERROR_MESSAGE_MAX);
         return error_set(err, status, "%s", message ? message : "no credentials");
     }
-    int rc = proto_access_get(&in, &found);
+    int rc = proto_access_next(&in, &found);
     if (rc < 0)
         return error_set(err, rc, "leatd --find-credentials: an answer that cannot be read");
     m->access_key = TAKE_PTR(found.access_key);

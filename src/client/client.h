@@ -32,7 +32,7 @@
 #include "net/net.h"
 #include "net/paths.h"
 #include "net/flow/stripe.h"
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 
 /* --- options.c ----------------------------------------------------------------------------------------------- */
 

@@ -13,7 +13,7 @@
 #include "base/base.h"
 #include "dataset/index.h"
 #include "rpc/conn.h"
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 
 #define FAKE_SAMPLES      400u
 #define FAKE_REGION_BYTES (16 * KIB)

@@ -14,7 +14,7 @@
 #define POOL_SCAN_H
 
 #include "base/base.h"
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 
 struct access;
 struct pool;

@@ -16,7 +16,7 @@
 #ifndef RPC_AUTH_H
 #define RPC_AUTH_H
 
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 
 #define NET_TOKEN_MIN 32
 #define NET_TOKEN_MAX 4096

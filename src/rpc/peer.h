@@ -8,7 +8,7 @@
 
 #include "base/base.h"
 #include "rpc/conn.h"
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 #include "loop/resolve.h"
 
 struct loop;

@@ -3,7 +3,7 @@
  * Frames and messages of wire/leat/proto.h. First byte: which reader; what one accepts must come out of the writer as it
  * was, byte for byte.
  */
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -9,7 +9,7 @@
 
 #include "base/base.h"
 #include "base/list.h"
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 
 struct fill;
 struct loop;

@@ -46,13 +46,8 @@ int nodes_unseal_access(struct cluster *c, struct rpc_session *session, const vo
     int rc = net_unseal(&session->seal, &session->auth, aad, aad_len, sealed, len, &text, &n);
     if (rc < 0)
         return rc;
-    struct bytes_in in = bytes_in_of(text, n);
     struct proto_access m;
-    rc = proto_access_get(&in, &m);
-    if (rc == 0 && bytes_in_done(&in) < 0) {
-        proto_access_fini(&m);
-        rc = LEAT_CORRUPT;
-    }
+    rc = proto_access_get(text, n, &m);
     explicit_bzero(text, n);
     free(text);
     return rc < 0 ? rc : access_new(&m, !c->pool->config.opener.system, ret_access);

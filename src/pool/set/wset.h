@@ -15,7 +15,7 @@
 #include "base/base.h"
 #include "base/list.h"
 #include "dataset/index.h"
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 
 #include <pthread.h>
 

@@ -10,7 +10,7 @@
 
 #include "base/base.h"
 #include "base/bytes.h"
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 
 struct access;
 struct backend;

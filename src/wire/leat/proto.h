@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * proto.h: Leat's protocol: frames and messages between client and daemon (unix socket), and between hosts (TCP).
- * Pure: bytes to structs and back; fuzzed.
+ * proto.h: Leat's protocol between client and daemon (unix socket), and between hosts (TCP): frames, the types of messages, and the
+ * proofs of a handshake. Bodies are in messages.h. Pure: bytes to structs and back; fuzzed.
  *
  *   frame    0  u32 magic "LEAT"      16  u64 id: of the request; replies and events carry it back
  *            4  u8  version           24  u32 body bytes (control), <= PROTO_BODY_MAX
@@ -131,141 +131,11 @@ void proto_frame_put(uint8_t out[PROTO_FRAME], const struct proto_frame *frame);
 /* 0; LEAT_CORRUPT: not a frame, or sizes past the limits. The version is the caller's to judge. */
 int proto_frame_get(const uint8_t in[PROTO_FRAME], struct proto_frame *ret_frame);
 
-struct proto_hello {
-    uint8_t version_min, version_max;
-    uint8_t role;
-    uint32_t pid;
-    char program[32];
-    uint8_t nonce[32];               /* TCP; zeros on a unix socket */
-    uint32_t acting_uid, acting_gid; /* TCP: on whose behalf */
-    uint8_t uuid[PROTO_UUID];        /* DATA: the working set */
-    uint32_t generation;             /* DATA: of its descriptor */
-};
-struct proto_welcome {
-    uint8_t version;
-    uint8_t nonce[32], mac[32]; /* TCP: of the first reply, of the second */
-    char node[256];             /* its name or address */
-    uint32_t node_id;
-    uint64_t region_bytes, pool_bytes;
-    uint64_t client_count;
-};
-/*
- * With which settings and in whose name a source elsewhere is read: what the client found in its own environment. Between a client and its
- * daemon; between hosts only sealed (rpc/seal.h). Strings are owned; NULL and "" are the same: not said.
- */
-struct proto_access {
-    uint32_t flags;  /* PROTO_ACCESS_* */
-    int64_t expires; /* seconds since 1970; 0: never, or not known */
-    char *endpoint, *region, *style, *ca_file, *profile;
-    char *access_key, *secret_key, *token;
-};
-#define PROTO_ACCESS_ANONYMOUS 1u
-#define PROTO_ACCESS_INSECURE  2u
-#define PROTO_ACCESS_FOUND     4u /* by looking where AWS's tools look; else the program gave them */
-#define PROTO_ACCESS_STR_MAX   1024u
-#define PROTO_ACCESS_TOKEN_MAX 16384u
-void proto_access_put(struct bytes_out *out, const struct proto_access *m);
-int proto_access_get(struct bytes_in *in, struct proto_access *ret);
-/* Wipes what is secret. */
-void proto_access_fini(struct proto_access *m);
-
-struct proto_open {
-    uint32_t flags; /* LEAT_OPEN_* */
-    uint64_t pool_bytes;
-    char *name; /* owned; "" = implicit */
-    char *uri;
-    bool has_access; /* for sources elsewhere: a tail that may be missing */
-    struct proto_access access;
-};
-struct proto_node {
-    uint32_t id;
-    char address[256]; /* "host:port[,host:port]"; "" for the daemon that answers */
-};
-struct proto_region {
-    uint32_t gid;
-    uint32_t node;       /* index into nodes */
-    uint32_t page_bytes; /* reserved: the live table says what was obtained */
-    uint32_t generation;
-};
-struct proto_ws {
-    uint64_t ws; /* handle on this connection */
-    uint8_t uuid[PROTO_UUID];
-    uint32_t generation, version, flags, mode, owner_uid, owner_gid;
-    uint64_t region_bytes;
-    /* addresses below are (or become) resident; at and above are streamed. address_end: none */
-    uint64_t pinned_end;
-    uint64_t index_bytes, live_bytes;
-    char *name; /* owned */
-    char *uri;
-    uint32_t nnodes, nregions;
-    struct proto_node *nodes;     /* owned */
-    struct proto_region *regions; /* owned; in order of gid */
-};
-#define PROTO_WS_STREAMED 1u
-#define PROTO_WS_EXPLICIT 2u
-#define PROTO_WS_PUSHED   4u
-
-/* Staging places of a FETCH: linear addresses [address, +bytes) lie at `offset` of staging region `gid`. Range
- * by range as asked for; runs of different ranges may overlap (direct I/O widens them to whole blocks). */
-struct proto_run {
-    uint64_t address, bytes, offset;
-    uint32_t
-        gid; /* PROTO_STREAM_WINDOW | n: its descriptor comes with the reply the first time, else by REGIONS */
-};
-#define PROTO_STREAM_WINDOW 0x80000000u
-struct proto_fetched {
-    uint64_t lease;
-    uint32_t nruns;
-    struct proto_run *runs; /* owned */
-};
-/* Objects of a scan, one after another: the bytes of each lie in its window at `offset`. */
-struct proto_scan_object {
-    uint64_t offset, bytes;
-    int64_t modified; /* seconds since 1970 */
-    char *key, *etag; /* owned; key: what follows the prefix */
-};
-struct proto_scanned {
-    uint32_t flags, n;
-    struct proto_scan_object *objects; /* owned */
-};
-#define PROTO_SCANNED_END 1u /* there are no more behind these */
-#define PROTO_SCAN_ETAG   160u
-#define PROTO_SCAN_HELD                                                                                      \
-    1024u /* objects at most from the first that is not released to the last that was told */
-struct proto_report {
-    uint64_t ws, loader;     /* handle on this connection; which loader of this process */
-    uint32_t flags, verdict; /* enum leat_verdict: what is not known is shown as such */
-    uint32_t rank, world_size, waiting_permille;
-    uint64_t epoch, samples, length, batch_samples, step_samples;
-    uint64_t total_samples, total_bytes, samples_per_ks, bytes_per_s; /* ks: 1,000 seconds */
-    uint64_t order; /* digest of the epoch's order, the same on all ranks; 0: none */
-    char job[128], title[256];
-};
-#define PROTO_REPORT_ENDED 1u
-/* 16 bytes on the wire. */
+/* 16 bytes on the wire. A READ has thousands: its functions are made for it, and have no table. */
 struct proto_range {
     uint32_t gid, bytes;
     uint64_t offset;
 };
-
-void proto_hello_put(struct bytes_out *out, const struct proto_hello *m);
-int proto_hello_get(const void *body, size_t len, struct proto_hello *ret);
-void proto_welcome_put(struct bytes_out *out, const struct proto_welcome *m);
-int proto_welcome_get(const void *body, size_t len, struct proto_welcome *ret);
-void proto_open_put(struct bytes_out *out, const struct proto_open *m);
-int proto_open_get(const void *body, size_t len, struct proto_open *ret);
-void proto_open_fini(struct proto_open *m);
-void proto_ws_put(struct bytes_out *out, const struct proto_ws *m);
-int proto_ws_get(const void *body, size_t len, struct proto_ws *ret);
-void proto_ws_fini(struct proto_ws *m);
-void proto_fetched_put(struct bytes_out *out, const struct proto_fetched *m);
-int proto_fetched_get(const void *body, size_t len, struct proto_fetched *ret);
-void proto_fetched_fini(struct proto_fetched *m);
-void proto_scanned_put(struct bytes_out *out, const struct proto_scanned *m);
-int proto_scanned_get(const void *body, size_t len, struct proto_scanned *ret);
-void proto_scanned_fini(struct proto_scanned *m);
-void proto_report_put(struct bytes_out *out, const struct proto_report *m);
-int proto_report_get(const void *body, size_t len, struct proto_report *ret);
 void proto_range_write(uint8_t wire[PROTO_RANGE], const struct proto_range *m);
 void proto_range_put(struct bytes_out *out, const struct proto_range *m);
 void proto_range_get(struct bytes_in *in, struct proto_range *ret);

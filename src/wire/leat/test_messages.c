@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 
 #include <cmocka.h>
 
@@ -30,7 +30,7 @@ static void rising(uint8_t *at, size_t bytes, uint8_t first)
 }
 
 /* Compares and empties `out`. */
-static void golden(struct bytes_out *out, const char *hex)
+static void expect(struct bytes_out *out, const char *hex)
 {
     assert_false(out->failed);
     AUTO_FREE char *text = calloc(1, out->len * 2 + 1);
@@ -39,6 +39,84 @@ static void golden(struct bytes_out *out, const char *hex)
     assert_string_equal(text, hex);
     bytes_out_fini(out);
 }
+
+/* What a reader makes of `len` bytes, written again; false: it refuses them. They are at the end of an allocation. */
+static bool again(const struct proto_layout *layout, const uint8_t *data, size_t len, struct bytes_out *ret)
+{
+    AUTO_FREE uint8_t *copy = malloc(len + !len);
+    union {
+        char bytes[4096];
+        uint64_t align;
+    } m;
+    if (len)
+        memcpy(copy, data, len);
+    int rc = proto_get(copy, len, layout, &m);
+    if (rc == 0)
+        proto_put(ret, layout, &m);
+    if (rc == 0)
+        proto_fini(layout, &m);
+    assert_true(rc == 0 || rc == LEAT_CORRUPT);
+    return rc == 0;
+}
+
+/* Its bytes are `hex`; they are read, and written as they were. A part of them, or a byte more, is refused, or is what was meant. */
+static void same(const struct proto_layout *layout, const void *m, const char *hex)
+{
+    struct bytes_out out = {0}, back = {0};
+    proto_put(&out, layout, m);
+    assert_true(again(layout, out.data, out.len, &back));
+    expect(&back, hex);
+    bytes_put_u8(&out, 0);
+    out.len--;
+    for (size_t len = 0; len <= out.len + 1; len++) {
+        if (again(layout, out.data, len, &back)) {
+            assert_int_equal(back.len, len);
+            assert_memory_equal(back.data, out.data, len);
+        }
+        assert_true(len <= out.len || back.len == 0);
+        bytes_out_fini(&back);
+    }
+    expect(&out, hex);
+}
+#define GOLDEN(X, m, hex) same(&proto_##X##_layout, (m), hex)
+#define MESSAGE(X, ...)   (&(struct proto_##X){__VA_ARGS__})
+
+/* A message whose count announces `n` elements: as long as they are all there, and nothing else. Then each of them. */
+static void listed(const struct proto_layout *layout, const void *m, const struct proto_layout *element,
+                   const void *elements, size_t size, unsigned n, const char *hex)
+{
+    struct bytes_out out = {0}, back = {0};
+    uint64_t got[32];
+    proto_put(&out, layout, m);
+    for (unsigned i = 0; i < n; i++)
+        proto_put(&out, element, (const char *)elements + i * size);
+    for (size_t len = 0; len < out.len; len++) {
+        struct bytes_in cut = bytes_in_of(out.data, len);
+        assert_int_equal(proto_next(&cut, layout, got), LEAT_CORRUPT);
+    }
+    struct bytes_in in = bytes_in_of(out.data, out.len);
+    assert_int_equal(proto_next(&in, layout, got), 0);
+    proto_put(&back, layout, got);
+    for (unsigned i = 0; i < n; i++) {
+        assert_int_equal(proto_next(&in, element, got), 0);
+        proto_put(&back, element, got);
+    }
+    assert_int_equal(bytes_in_done(&in), 0);
+    expect(&back, hex);
+    expect(&out, hex);
+}
+#define LISTED(X, m, E, elements, hex)                                                                       \
+    listed(&proto_##X##_layout, (m), &proto_##E##_layout, (elements), sizeof(struct proto_##E), (m)->n, hex)
+
+/* The same, of ranges. */
+#define LEFT(X, bytes)                                                                                       \
+    do {                                                                                                     \
+        struct proto_##X left_;                                                                              \
+        struct bytes_in in_ = bytes_in_of(out.data, out.len);                                                \
+        assert_int_equal(proto_##X##_next(&in_, &left_), 0);                                                 \
+        assert_int_equal(bytes_left(&in_), left_.n *(bytes));                                                \
+        assert_int_equal(proto_##X##_get(out.data, out.len - 1, &left_), LEAT_CORRUPT);                      \
+    } while (0)
 
 static void test_handshake(void **state)
 {
@@ -53,12 +131,12 @@ static void test_handshake(void **state)
                                 .generation = 3};
     rising(hello.nonce, 32, 0xa0);
     rising(hello.uuid, 16, 0x10);
-    proto_hello_put(&out, &hello);
-    golden(&out, "02"
-                 "02"
-                 "02"
-                 "4d000000" TRAIN NONCE /* uid, gid */ "e8030000"
-                 "64000000" UUID "03000000");
+    GOLDEN(hello, &hello,
+           "02"
+           "02"
+           "02"
+           "4d000000" TRAIN NONCE /* uid, gid */ "e8030000"
+           "64000000" UUID "03000000");
     struct proto_welcome welcome = {.version = 2,
                                     .node = "n1:7",
                                     .node_id = 1,
@@ -67,16 +145,18 @@ static void test_handshake(void **state)
                                     .client_count = 5};
     rising(welcome.nonce, 32, 0xa0);
     rising(welcome.mac, 32, 0xc0);
-    proto_welcome_put(&out, &welcome);
-    golden(&out, "02" NONCE MAC N1 "01000000" /* bytes of a region, of the pool */ "0000100000000000"
-                 "0000004000000000"
-                 "0500000000000000");
-    uint8_t mac[32];
-    rising(mac, 32, 0xc0);
-    bytes_put(&out, mac, 32); /* PROOF */
-    golden(&out, MAC);
-    bytes_put_str(&out, "train"); /* of a status < 0; the answer to QUERY */
-    golden(&out, TRAIN);
+    GOLDEN(welcome, &welcome,
+           "02" NONCE MAC N1 "01000000" /* bytes of a region, of the pool */ "0000100000000000"
+           "0000004000000000"
+           "0500000000000000");
+    struct proto_proof proof;
+    rising(proof.mac, 32, 0xc0);
+    /* PROOF */
+    GOLDEN(proof, &proof, MAC);
+    proto_error_text_put(&out, "train"); /* of a status < 0; the answer to QUERY */
+    AUTO_FREE char *text = proto_error_text(out.data, out.len);
+    assert_string_equal(text, "train");
+    expect(&out, TRAIN);
 }
 
 static void test_opening(void **state)
@@ -84,57 +164,51 @@ static void test_opening(void **state)
     struct bytes_out out = {0};
     struct proto_open open = {
         .flags = 3, .pool_bytes = 1 << 20, .name = (char *)"train", .uri = (char *)"/data"};
-    proto_open_put(&out, &open); /* OPEN and APPEND */
 #define OPENED                                                                                               \
     "03000000"                                                                                               \
     "0000100000000000" TRAIN DATA
-    golden(&out, OPENED);
+    GOLDEN(open, &open, /* OPEN and APPEND */ OPENED);
     open.has_access = true;
     open.access = (struct proto_access){.flags = PROTO_ACCESS_FOUND,
                                         .expires = -2,
                                         .endpoint = (char *)"n1:7",
                                         .access_key = (char *)"train",
                                         .secret_key = (char *)"/data"};
-    proto_open_put(&out, &open);
 #define ACCESS                                                                                               \
     "04000000"                                                                                               \
     "feffffffffffffff" N1 EMPTY EMPTY EMPTY EMPTY TRAIN DATA EMPTY
-    golden(&out, OPENED ACCESS);
-    bytes_put_str(&out, "n1:7"); /* SCAN: to go on behind it */
-    proto_open_put(&out, &open);
-    golden(&out, N1 OPENED ACCESS);
-    bytes_put_u64(&out, 7); /* its answer: the scan, bytes of the window */
-    bytes_put_u64(&out, 4096);
-    golden(&out, "0700000000000000"
-                 "0010000000000000");
-    bytes_put_u32(&out, (uint32_t)-5); /* leatd --find-credentials */
-    bytes_put_str(&out, "train");
-    golden(&out, "fbffffff" TRAIN);
-    bytes_put_u32(&out, 0);
+    GOLDEN(open, &open, OPENED ACCESS);
+    /* SCAN: to go on behind it */
+    GOLDEN(scan, MESSAGE(scan, .after = "n1:7", .open = open), N1 OPENED ACCESS);
+    /* its answer: the scan, bytes of the window */
+    GOLDEN(scan_reply, MESSAGE(scan_reply, 7, 4096),
+           "0700000000000000"
+           "0010000000000000");
+    GOLDEN(found, MESSAGE(found, -5), "fbffffff");
+    proto_found_put(&out, MESSAGE(found, -5)); /* leatd --find-credentials */
+    proto_error_text_put(&out, "train");
+    expect(&out, "fbffffff" TRAIN);
+    GOLDEN(access, &open.access, ACCESS);
+    proto_found_put(&out, MESSAGE(found, 0));
     proto_access_put(&out, &open.access);
-    golden(&out, "00000000" ACCESS);
-    bytes_put_u32(&out, 3); /* CREATE: flags, name */
-    bytes_put_str(&out, "train");
-    golden(&out, "03000000" TRAIN);
-    bytes_put_u32(&out, 3); /* PROGRESS: stage, samples done and all, bytes done and all */
-    bytes_put_u64(&out, 1);
-    bytes_put_u64(&out, 2);
-    bytes_put_u64(&out, 3);
-    bytes_put_u64(&out, 4);
-    golden(&out, "03000000"
-                 "0100000000000000"
-                 "0200000000000000"
-                 "0300000000000000"
-                 "0400000000000000");
-    bytes_put_u64(&out, 7); /* REVOKED: set, generation */
-    bytes_put_u32(&out, 3);
-    golden(&out, "0700000000000000"
-                 "03000000");
+    expect(&out, "00000000" ACCESS);
+    /* CREATE: flags, name */
+    GOLDEN(create, MESSAGE(create, 3, (char *)"train"), "03000000" TRAIN);
+    /* PROGRESS: stage, samples done and all, bytes done and all */
+    GOLDEN(progress, MESSAGE(progress, 3, 1, 2, 3, 4),
+           "03000000"
+           "0100000000000000"
+           "0200000000000000"
+           "0300000000000000"
+           "0400000000000000");
+    /* REVOKED: set, generation */
+    GOLDEN(revoked, MESSAGE(revoked, 7, 3),
+           "0700000000000000"
+           "03000000");
 }
 
 static void test_set(void **state)
 {
-    struct bytes_out out = {0};
     struct proto_node nodes[] = {{1, ""}, {2, "n1:7"}};
     struct proto_region regions[] = {{0, 0, 4096, 3}, {7, 1, 1 << 21, 3}};
     struct proto_ws ws = {.ws = 7,
@@ -155,7 +229,6 @@ static void test_set(void **state)
                           .nodes = nodes,
                           .regions = regions};
     rising(ws.uuid, 16, 0x10);
-    proto_ws_put(&out, &ws);
 #define WS                                                                                                   \
     "0700000000000000" UUID /* generation, version, flags, mode */ "03000000"                                \
     "04000000"                                                                                               \
@@ -175,80 +248,69 @@ static void test_set(void **state)
     "01000000"                                                                                               \
     "00002000"                                                                                               \
     "03000000"
-    golden(&out, WS);
-    bytes_put_u64(&out, 7); /* CLOSE; RELEASE, CANCEL and SCAN_END are such numbers, too */
-    golden(&out, "0700000000000000");
-    bytes_put_u64(&out, 7); /* REGIONS: set, first, count */
-    bytes_put_u32(&out, 1);
-    bytes_put_u32(&out, 64);
-    golden(&out, "0700000000000000"
-                 "01000000"
-                 "40000000");
-    bytes_put_u32(&out, 2); /* its answer */
-    bytes_put_u32(&out, 1);
-    bytes_put_u32(&out, PROTO_STREAM_WINDOW);
-    golden(&out, "02000000"
-                 "01000000"
-                 "00000080");
-    bytes_put_u64(&out, 7); /* WAIT */
-    bytes_put_u32(&out, 2);
-    bytes_put_u64(&out, 5);
-    bytes_put_u64(&out, 6);
-    golden(&out, "0700000000000000"
-                 "02000000"
-                 "0500000000000000"
-                 "0600000000000000");
-    bytes_put_u64(&out, 7); /* FETCH and PREFETCH: ranges of samples */
-    bytes_put_u32(&out, 1);
-    bytes_put_u64(&out, 5);
-    bytes_put_u64(&out, 6);
-    golden(&out, "0700000000000000"
-                 "01000000"
-                 "0500000000000000"
-                 "0600000000000000");
+    GOLDEN(ws, &ws, WS);
+    /* CLOSE; RELEASE, CANCEL and SCAN_END are such numbers, too */
+    GOLDEN(id, MESSAGE(id, 7), "0700000000000000");
+    /* REGIONS: set, first, count */
+    GOLDEN(regions, MESSAGE(regions, 7, 1, 64),
+           "0700000000000000"
+           "01000000"
+           "40000000");
+    /* its answer */
+    LISTED(regions_reply, MESSAGE(regions_reply, 2), gid, ((struct proto_gid[]){{1}, {PROTO_STREAM_WINDOW}}),
+           "02000000"
+           "01000000"
+           "00000080");
+    /* WAIT */
+    LISTED(wait, MESSAGE(wait, 7, 2), id, ((struct proto_id[]){{5}, {6}}),
+           "0700000000000000"
+           "02000000"
+           "0500000000000000"
+           "0600000000000000");
+    /* FETCH and PREFETCH: ranges of samples */
+    LISTED(fetch, MESSAGE(fetch, 7, 1), span, ((struct proto_span[]){{5, 6}}),
+           "0700000000000000"
+           "01000000"
+           "0500000000000000"
+           "0600000000000000");
     struct proto_run run = {100, 50, 4096, PROTO_STREAM_WINDOW | 1};
     struct proto_fetched fetched = {.lease = 42, .nruns = 1, .runs = &run};
-    proto_fetched_put(&out, &fetched);
-    golden(&out, "2a00000000000000"
-                 "01000000"
-                 "6400000000000000"
-                 "3200000000000000"
-                 "0010000000000000"
-                 "01000080");
-    bytes_put_u64(&out, 7); /* BROKER: set, node */
-    bytes_put_u32(&out, 1);
-    golden(&out, "0700000000000000"
-                 "01000000");
-    bytes_put_u64(&out, 7); /* the same, by one rail */
-    bytes_put_u32(&out, 1);
-    bytes_put_u32(&out, 2);
-    golden(&out, "0700000000000000"
-                 "01000000"
-                 "02000000");
-    bytes_put_u32(&out, 6); /* CREDITS: slot */
-    golden(&out, "06000000");
+    GOLDEN(fetched, &fetched,
+           "2a00000000000000"
+           "01000000"
+           "6400000000000000"
+           "3200000000000000"
+           "0010000000000000"
+           "01000080");
+    /* BROKER: set, node */
+    GOLDEN(broker, MESSAGE(broker, 7, 1),
+           "0700000000000000"
+           "01000000");
+    /* the same, by one rail */
+    GOLDEN(broker, MESSAGE(broker, 7, 1, true, 2),
+           "0700000000000000"
+           "01000000"
+           "02000000");
+    /* CREDITS: slot */
+    GOLDEN(credits, MESSAGE(credits, 6), "06000000");
 }
 
 static void test_administration(void **state)
 {
-    struct bytes_out out = {0};
-    bytes_put_u32(&out, 2); /* QUERY: which, of what */
-    bytes_put_str(&out, "train");
-    golden(&out, "02000000" TRAIN);
-    bytes_put_u32(&out, 1); /* DROP */
-    bytes_put_u64(&out, 1000);
-    bytes_put_str(&out, "train");
-    golden(&out, "01000000"
-                 "e803000000000000" TRAIN);
-    bytes_put_u32(&out, 1); /* STOP: by force */
-    golden(&out, "01000000");
-    bytes_put_u64(&out, 7); /* VERIFY: set, flags */
-    bytes_put_u32(&out, 1);
-    golden(&out, "0700000000000000"
-                 "01000000");
-    bytes_put_u64(&out, 2); /* its answer: how many are bad, the first */
-    bytes_put_str(&out, "train");
-    golden(&out, "0200000000000000" TRAIN);
+    /* QUERY: which, of what */
+    GOLDEN(query, MESSAGE(query, 2, "train"), "02000000" TRAIN);
+    /* DROP */
+    GOLDEN(drop, MESSAGE(drop, 1, 1000, "train"),
+           "01000000"
+           "e803000000000000" TRAIN);
+    /* STOP: by force */
+    GOLDEN(stop, MESSAGE(stop, 1), "01000000");
+    /* VERIFY: set, flags */
+    GOLDEN(verify, MESSAGE(verify, 7, 1),
+           "0700000000000000"
+           "01000000");
+    /* its answer: how many are bad, the first */
+    GOLDEN(verify_reply, MESSAGE(verify_reply, 2, "train"), "0200000000000000" TRAIN);
     struct proto_report report = {.ws = 7,
                                   .loader = 1,
                                   .flags = PROTO_REPORT_ENDED,
@@ -268,8 +330,7 @@ static void test_administration(void **state)
                                   .order = 13,
                                   .job = "n1:7",
                                   .title = "train"};
-    proto_report_put(&out, &report);
-    golden(&out, /* set, loader, epoch, samples */
+    GOLDEN(report, &report, /* set, loader, epoch, samples */
            "0700000000000000"
            "0100000000000000"
            "0400000000000000"
@@ -289,21 +350,19 @@ static void test_administration(void **state)
 
 static void test_scan(void **state)
 {
-    struct bytes_out out = {0};
-    bytes_put_u64(&out, 7); /* SCAN_NEXT: scan, from, released */
-    bytes_put_u64(&out, 5);
-    bytes_put_u64(&out, 3);
-    golden(&out, "0700000000000000"
-                 "0500000000000000"
-                 "0300000000000000");
+    /* SCAN_NEXT: scan, from, released */
+    GOLDEN(scan_next, MESSAGE(scan_next, 7, 5, 3),
+           "0700000000000000"
+           "0500000000000000"
+           "0300000000000000");
     struct proto_scan_object object = {4096, 9, -1, (char *)"train", (char *)"n1:7"};
     struct proto_scanned scanned = {.flags = PROTO_SCANNED_END, .n = 1, .objects = &object};
-    proto_scanned_put(&out, &scanned);
-    golden(&out, "01000000"
-                 "01000000"
-                 "0010000000000000"
-                 "0900000000000000"
-                 "ffffffffffffffff" TRAIN N1);
+    GOLDEN(scanned, &scanned,
+           "01000000"
+           "01000000"
+           "0010000000000000"
+           "0900000000000000"
+           "ffffffffffffffff" TRAIN N1);
 }
 
 static void test_data(void **state)
@@ -316,24 +375,22 @@ static void test_data(void **state)
     "0000000001000000"
     bytes_put_u32(&out, 1); /* READ */
     proto_range_put(&out, &range);
-    golden(&out, "01000000" RANGE);
-    bytes_put_u64(&out, 5); /* WRITE: first sample, count, ranges */
-    bytes_put_u32(&out, 2);
-    bytes_put_u32(&out, 1);
+    expect(&out, "01000000" RANGE);
+    proto_write_put(&out, MESSAGE(write, 5, 2, 1)); /* WRITE: first sample, count, ranges */
     proto_range_put(&out, &range);
-    golden(&out, "0500000000000000"
+    LEFT(write, PROTO_RANGE);
+    expect(&out, "0500000000000000"
                  "02000000"
                  "01000000" RANGE);
-    bytes_put_u32(&out, 1); /* RDMA_KEYS */
-    bytes_put_u32(&out, 9);
-    golden(&out, "01000000"
-                 "09000000");
-    bytes_put_u32(&out, 4); /* RDMA_PUT: view, rail, ranges */
-    bytes_put_u32(&out, 1);
-    bytes_put_u32(&out, 1);
+    /* RDMA_KEYS */
+    LISTED(keys, MESSAGE(keys, 1), gid, (&(struct proto_gid){9}),
+           "01000000"
+           "09000000");
+    proto_rdma_put_put(&out, MESSAGE(rdma_put, 4, 1, 1)); /* RDMA_PUT: view, rail, ranges */
     proto_range_put(&out, &range);
-    bytes_put_u64(&out, 512);
-    golden(&out, "04000000"
+    proto_id_put(&out, MESSAGE(id, 512));
+    LEFT(rdma_put, PROTO_RANGE + 8);
+    expect(&out, "04000000"
                  "01000000"
                  "01000000" RANGE "0002000000000000");
 }
@@ -341,62 +398,52 @@ static void test_data(void **state)
 static void test_peers(void **state)
 {
     struct bytes_out out = {0};
-    uint8_t uuid[16], old[16];
-    rising(uuid, 16, 0x10);
-    rising(old, 16, 0x20);
-    bytes_put_str(&out, "n1:7"); /* NODE */
-    golden(&out, N1);
-    bytes_put_str(&out, "n1:7"); /* its answer: capacity, free, bytes of a region, used, incarnation */
-    bytes_put_u64(&out, 4);
-    bytes_put_u64(&out, 3);
-    bytes_put_u64(&out, 2);
-    bytes_put_u64(&out, 1);
-    bytes_put_u64(&out, 9);
-    golden(&out, N1 "0400000000000000"
-                    "0300000000000000"
-                    "0200000000000000"
-                    "0100000000000000"
-                    "0900000000000000");
-    bytes_put_u32(&out, 1); /* INSTALL, behind a proto_ws: flags, first new address, the version before it */
-    bytes_put_u64(&out, 512);
-    bytes_put(&out, old, 16);
-    golden(&out, "01000000"
-                 "0002000000000000" OLD);
-    bytes_put(&out, uuid, 16); /* COMMIT */
-    bytes_put(&out, old, 16);
-    golden(&out, UUID OLD);
-    bytes_put(&out, uuid, 16); /* FORGET and RESYNC: set, flags */
-    bytes_put_u32(&out, 3);
-    golden(&out, UUID "03000000");
-    bytes_put_u32(&out, 1); /* the answer to RESYNC: all is filled */
-    golden(&out, "01000000");
-    bytes_put(&out, uuid, 16); /* READY: set; sample, field, CRC, offset, bytes, status */
-    bytes_put_u32(&out, 1);
-    bytes_put_u64(&out, 5);
-    bytes_put_u32(&out, 2);
-    bytes_put_u32(&out, 0xdeadbeef);
-    bytes_put_u64(&out, 512);
-    bytes_put_u64(&out, 1024);
-    bytes_put_u32(&out, (uint32_t)-5);
-    golden(&out, UUID "01000000"
-                      "0500000000000000"
-                      "02000000"
-                      "efbeadde"
-                      "0002000000000000"
-                      "0004000000000000"
-                      "fbffffff");
+    struct proto_install install = {.flags = 1, .first_new_address = 512};
+    struct proto_commit commit;
+    struct proto_set_flags set = {.flags = 3};
+    struct proto_ready ready = {.n = 1};
+    rising(install.replaces, 16, 0x20);
+    rising(commit.uuid, 16, 0x10);
+    rising(commit.replaces, 16, 0x20);
+    rising(set.uuid, 16, 0x10);
+    rising(ready.uuid, 16, 0x10);
+    /* NODE */
+    GOLDEN(name, MESSAGE(name, "n1:7"), N1);
+    /* its answer: capacity, free, bytes of a region, used, incarnation */
+    GOLDEN(node_reply, MESSAGE(node_reply, "n1:7", 4, 3, 2, 1, 9),
+           N1 "0400000000000000"
+              "0300000000000000"
+              "0200000000000000"
+              "0100000000000000"
+              "0900000000000000");
+    /* INSTALL, behind a proto_ws: flags, first new address, the version before it */
+    GOLDEN(install, &install,
+           "01000000"
+           "0002000000000000" OLD);
+    /* COMMIT */
+    GOLDEN(commit, &commit, UUID OLD);
+    /* FORGET and RESYNC: set, flags */
+    GOLDEN(set_flags, &set, UUID "03000000");
+    /* the answer to RESYNC: all is filled */
+    GOLDEN(resync_reply, MESSAGE(resync_reply, 1), "01000000");
+    /* READY: set; sample, field, CRC, offset, bytes, status */
+    LISTED(ready, &ready, ready_record, (&(struct proto_ready_record){5, 2, 0xdeadbeef, 512, 1024, -5}),
+           UUID "01000000"
+                "0500000000000000"
+                "02000000"
+                "efbeadde"
+                "0002000000000000"
+                "0004000000000000"
+                "fbffffff");
     bytes_put_u32(&out,
                   1000); /* DESCRIBE and APPEND: user, group, proto_open; what is sealed comes behind it */
-    bytes_put_u32(&out, 100);
-    bytes_put_u32(&out, 4);
-    bytes_put(&out, "open", 4);
-    golden(&out, "e8030000"
-                 "64000000"
-                 "04000000"
-                 "6f70656e");
-    bytes_put_u32(&out, 1000); /* ACCESS: user, source; what is sealed comes behind it */
-    bytes_put_str(&out, "/data");
-    golden(&out, "e8030000" DATA);
+    GOLDEN(describe, MESSAGE(describe, 1000, 100, 4, (const uint8_t *)"open"),
+           "e8030000"
+           "64000000"
+           "04000000"
+           "6f70656e");
+    /* ACCESS: user, source; what is sealed comes behind it */
+    GOLDEN(access_of, MESSAGE(access_of, 1000, "/data"), "e8030000" DATA);
 }
 
 int main(void)

@@ -2,7 +2,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 
 #include <cmocka.h>
 
