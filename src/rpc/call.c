@@ -10,6 +10,7 @@
 #include "rpc/conn.h"
 #include "base/clock.h"
 #include "base/fdpass.h"
+#include "wire/leat/messages.h"
 
 #include <fcntl.h>
 #include <netdb.h>
@@ -179,8 +180,7 @@ int net_reply_status(const struct net_reply *reply, struct leat_error *err)
 {
     if (reply->frame.status >= 0)
         return 0;
-    struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
-    AUTO_FREE char *message = bytes_get_str(&in, PROTO_STR_MAX);
+    AUTO_FREE char *message = proto_error_text(reply->body.data, reply->body.len);
     if (!message || !message[0])
         return error_set(err, reply->frame.status, "%s", leat_strerror(reply->frame.status));
     return error_set(err, reply->frame.status, "%s", message);

@@ -207,8 +207,7 @@ static int on_reply(struct peer *p, struct conn_message *m)
             continue;
         if (m->frame.payload_bytes)
             return call_receive_payload(c, m);
-        struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-        AUTO_FREE char *text = m->frame.status < 0 ? bytes_get_str(&in, PROTO_STR_MAX) : NULL;
+        AUTO_FREE char *text = m->frame.status < 0 ? proto_error_text(m->body, m->frame.body_bytes) : NULL;
         call_answer(c, &(struct peer_reply){.status = m->frame.status,
                                             .message = text ? text : "",
                                             .body = m->body,
@@ -222,8 +221,7 @@ static int on_reply(struct peer *p, struct conn_message *m)
 static int on_welcome(struct peer *p, struct conn_message *m)
 {
     if (m->frame.status < 0) {
-        struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-        AUTO_FREE char *text = bytes_get_str(&in, PROTO_STR_MAX);
+        AUTO_FREE char *text = proto_error_text(m->body, m->frame.body_bytes);
         go_down(p, m->frame.status, text ? text : "refused");
         return 0;
     }
@@ -241,13 +239,13 @@ static int on_welcome(struct peer *p, struct conn_message *m)
         p->config.ops->up(p);
         return 0;
     }
-    uint8_t proof[32];
-    if (net_auth_client_welcome(&p->auth, m->body, m->frame.body_bytes, proof) < 0) {
+    struct proto_proof proof;
+    if (net_auth_client_welcome(&p->auth, m->body, m->frame.body_bytes, proof.mac) < 0) {
         go_down(p, LEAT_DENIED, "it does not keep to the handshake");
         return 0;
     }
     struct bytes_out body = {0};
-    bytes_put(&body, proof, sizeof(proof));
+    proto_proof_put(&body, &proof);
     p->state = PEER_PROOF;
     conn_send(p->conn, PROTO_REQUEST, PROTO_PROOF, 0, 0, &body, NULL, 0);
     bytes_out_fini(&body);
