@@ -106,13 +106,13 @@ static int find_hear(int fd, uint8_t *buf, size_t *len)
 static int find_take(const uint8_t *buf, size_t len, struct proto_access *m, struct leat_error *err)
 {
     struct bytes_in in = bytes_in_of(buf, len);
-    int status = (int32_t)bytes_get_u32(&in);
+    struct proto_found head;
     struct proto_access found = {0};
-    if (in.bad)
+    if (proto_found_next(&in, &head) < 0)
         return error_set(err, -EIO, "leatd --find-credentials ended without a word");
-    if (status < 0) {
-        AUTO_FREE char *message = bytes_get_str(&in, LEAT_ERROR_MESSAGE_MAX);
-        return error_set(err, status, "%s", message ? message : "no credentials");
+    if (head.status < 0) {
+        AUTO_FREE char *message = proto_error_text(buf + in.pos, bytes_left(&in));
+        return error_set(err, head.status, "%s", message ? message : "no credentials");
     }
     int rc = proto_access_next(&in, &found);
     if (rc < 0)

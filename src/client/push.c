@@ -190,8 +190,7 @@ int leat_create(struct leat_client *client, const char *name, const struct leat_
         return error_sys(err, -errno, "cannot seal the index");
     struct bytes_out body = {0};
     struct net_reply reply;
-    bytes_put_u32(&body, o.flags);
-    bytes_put_str(&body, name);
+    proto_create_put(&body, &(struct proto_create){.flags = o.flags, .name = (char *)(uintptr_t)name});
     const struct client_rpc_how how = {.deadline_ns = client_deadline(client, o.timeout_ns)};
     rc = client_rpc_call(client, PROTO_CREATE, &body, &fd, 1, &how, &reply, err);
     bytes_out_fini(&body);
@@ -268,8 +267,7 @@ static int broker(struct leat_ws *ws, uint32_t node, const struct client_rpc_how
 {
     struct bytes_out body = {0};
     struct net_reply reply;
-    bytes_put_u64(&body, ws->info.ws);
-    bytes_put_u32(&body, ws->info.nodes[node].id);
+    proto_broker_put(&body, &(struct proto_broker){.ws = ws->info.ws, .node = ws->info.nodes[node].id});
     int rc = client_rpc_call(ws->client, PROTO_BROKER, &body, NULL, 0, how, &reply, err);
     bytes_out_fini(&body);
     if (rc)
@@ -350,9 +348,7 @@ static int write_node(const struct push *p, uint32_t node, uint64_t first, unsig
         nranges += p->node[i] == node;
     if (!nranges)
         return 0;
-    bytes_put_u64(&body, first);
-    bytes_put_u32(&body, n);
-    bytes_put_u32(&body, nranges);
+    proto_write_put(&body, &(struct proto_write){.first = first, .count = n, .n = nranges});
     for (uint32_t i = 0; i < p->n; i++)
         if (p->node[i] == node) {
             proto_range_put(&body, &p->ranges[i]);

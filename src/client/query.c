@@ -47,19 +47,19 @@ int leat_query(struct leat_client *client, enum leat_query query, const char *ar
     }
     struct bytes_out body = {0};
     struct net_reply reply;
-    bytes_put_u32(&body, query);
-    bytes_put_str(&body, arg);
+    proto_query_put(&body, &(struct proto_query){.query = query, .arg = arg});
     const struct client_rpc_how how = {.deadline_ns = client_deadline(client, 0)};
     rc = client_rpc_call(client, PROTO_QUERY, &body, NULL, 0, &how, &reply, err);
     bytes_out_fini(&body);
     if (rc)
         return rc;
     struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
-    char *text = bytes_get_str(&in, PROTO_BODY_MAX);
+    struct proto_query_reply m;
+    rc = proto_query_reply_next(&in, &m);
     net_reply_fini(&reply);
-    if (!text)
-        return error_set(err, in.bad ? LEAT_CORRUPT : -ENOMEM, "the daemon's answer cannot be read");
-    *ret_text = text;
+    if (rc)
+        return error_set(err, rc, "the daemon's answer cannot be read");
+    *ret_text = m.text;
     return 0;
 }
 
@@ -84,9 +84,7 @@ int leat_drop(struct leat_client *client, const char *name, unsigned flags, uint
     if (add_overflows(wait_ns, client->timeout_ns, &allowed))
         allowed = UINT64_MAX;
     struct bytes_out body = {0};
-    bytes_put_u32(&body, flags);
-    bytes_put_u64(&body, wait_ns);
-    bytes_put_str(&body, name);
+    proto_drop_put(&body, &(struct proto_drop){.flags = flags, .wait_ns = wait_ns, .name = name});
     return call_plain(client, PROTO_DROP, &body, client_deadline(client, allowed), err);
 }
 
@@ -102,25 +100,26 @@ int leat_verify(struct leat_ws *ws, unsigned flags, leat_progress_fn progress, v
         return rc;
     struct bytes_out body = {0};
     struct net_reply reply;
-    bytes_put_u64(&body, ws->info.ws);
-    bytes_put_u32(&body, flags);
+    proto_verify_put(&body, &(struct proto_verify){.ws = ws->info.ws, .flags = flags});
     rc = client_rpc_call(ws->client, PROTO_VERIFY, &body, NULL, 0,
                          &(struct client_rpc_how){.progress = progress, .progress_user = user}, &reply, err);
     bytes_out_fini(&body);
     if (rc)
         return rc;
     struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
-    uint64_t bad = bytes_get_u64(&in);
-    AUTO_FREE char *key = bytes_get_str(&in, PROTO_STR_MAX);
+    struct proto_verify_reply m;
+    rc = proto_verify_reply_next(&in, &m);
     net_reply_fini(&reply);
-    if (in.bad)
-        return error_set(err, LEAT_CORRUPT, "the daemon's answer cannot be read");
+    if (rc)
+        return error_set(err, rc, "the daemon's answer cannot be read");
     if (ret_bad)
-        *ret_bad = bad;
-    return bad ? error_set(err, LEAT_CORRUPT, "%llu sample%s of %s %s bad, the first is %s",
-                           (unsigned long long)bad, bad == 1 ? "" : "s", ws->uri, bad == 1 ? "is" : "are",
-                           key ? key : "?")
-               : 0;
+        *ret_bad = m.bad;
+    if (m.bad)
+        rc = error_set(err, LEAT_CORRUPT, "%llu sample%s of %s %s bad, the first is %s",
+                       (unsigned long long)m.bad, m.bad == 1 ? "" : "s", ws->uri, m.bad == 1 ? "is" : "are",
+                       m.first_bad);
+    proto_verify_reply_fini(&m);
+    return rc;
 }
 
 int leat_stop(struct leat_client *client, int force, struct leat_error *err)
@@ -129,7 +128,7 @@ int leat_stop(struct leat_client *client, int force, struct leat_error *err)
     if (rc)
         return rc;
     struct bytes_out body = {0};
-    bytes_put_u32(&body, force ? 1 : 0);
+    proto_stop_put(&body, &(struct proto_stop){force ? 1 : 0});
     return call_plain(client, PROTO_STOP, &body, client_deadline(client, 0), err);
 }
 

@@ -60,11 +60,10 @@ static void credit_ask(struct leat_client *client)
         const struct client_rpc_how how = {.deadline_ns = client_deadline(client, 0)};
         client->credit_asked = true;
         if (client_rpc_call(client, PROTO_CREDITS, NULL, NULL, 0, &how, &reply, NULL) == 0) {
-            struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
-            uint32_t slot = bytes_get_u32(&in);
-            if (bytes_in_done(&in) == 0 && reply.nfds == 1 && slot < CREDIT_SLOTS &&
-                credit_table_map(reply.fds[0], &client->credits) == 0)
-                client->credit_slot = slot;
+            struct proto_credits m;
+            if (proto_credits_get(reply.body.data, reply.body.len, &m) == 0 && reply.nfds == 1 &&
+                m.slot < CREDIT_SLOTS && credit_table_map(reply.fds[0], &client->credits) == 0)
+                client->credit_slot = m.slot;
             net_reply_fini(&reply);
         }
     }
@@ -173,13 +172,12 @@ void rails_deregister(struct rails *r, struct net_memory *memory)
         r->rdma->ops->mem_deregister(r->rdma, memory);
 }
 
-/* u64 ws, u32 node and, of one rail, its number. */
 static void broker_body(struct rails *r, uint32_t node, uint32_t rail, struct bytes_out *body)
 {
-    bytes_put_u64(body, r->ws->info.ws);
-    bytes_put_u32(body, r->ws->info.nodes[node].id);
-    if (rail != ANY_RAIL)
-        bytes_put_u32(body, rail);
+    proto_broker_put(body, &(struct proto_broker){.ws = r->ws->info.ws,
+                                                  .node = r->ws->info.nodes[node].id,
+                                                  .by_rail = rail != ANY_RAIL,
+                                                  .rail = rail});
 }
 
 static int brokered(struct rails *r, uint32_t node, int rc, struct net_reply *reply, int *ret_fd,

@@ -121,28 +121,26 @@ static void die(struct leat_client *c, int rc)
 
 static void on_progress(struct client_rpc_waiter *w, const struct net_reply *reply)
 {
-    struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
-    struct leat_progress p = {.size = sizeof(p), .stage = (enum leat_stage)bytes_get_u32(&in)};
-    p.samples_done = bytes_get_u64(&in);
-    p.samples_total = bytes_get_u64(&in);
-    p.bytes_done = bytes_get_u64(&in);
-    p.bytes_total = bytes_get_u64(&in);
-    if (bytes_in_done(&in) == 0) {
-        w->progress = p;
-        w->has_progress = true;
-    }
+    struct proto_progress m;
+    if (proto_progress_get(reply->body.data, reply->body.len, &m) < 0)
+        return;
+    w->progress = (struct leat_progress){.size = sizeof(w->progress),
+                                         .stage = (enum leat_stage)m.stage,
+                                         .samples_done = m.samples_done,
+                                         .samples_total = m.samples_total,
+                                         .bytes_done = m.bytes_done,
+                                         .bytes_total = m.bytes_total};
+    w->has_progress = true;
 }
 
 static void on_revoked(struct leat_client *c, const struct net_reply *reply)
 {
-    struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
-    uint64_t handle = bytes_get_u64(&in);
-    bytes_get_u32(&in); /* the new generation stands in the live table as well */
-    if (bytes_in_done(&in))
+    struct proto_revoked m; /* its generation is in the live table as well */
+    if (proto_revoked_get(reply->body.data, reply->body.len, &m) < 0)
         return;
     list_for_each (node, &c->sets) {
         struct leat_ws *ws = container_of(node, struct leat_ws, node);
-        if (ws->info.ws == handle)
+        if (ws->info.ws == m.ws)
             atomic_store(&ws->revoked, true);
     }
 }
@@ -173,25 +171,16 @@ static bool dispatch(struct leat_client *c, struct net_reply *reply)
 static void drop_reply(struct leat_client *c, struct net_reply *reply)
 {
     uint16_t type = reply->frame.type;
-    struct bytes_out body = {0};
-    struct proto_ws ws;
-    struct proto_fetched fetched;
-    if (reply->frame.kind == PROTO_REPLY && reply->frame.status >= 0) {
-        if ((type == PROTO_OPEN || type == PROTO_APPEND) &&
-            !proto_ws_get(reply->body.data, reply->body.len, &ws)) {
-            bytes_put_u64(&body, ws.ws);
-            client_rpc_post(c, PROTO_CLOSE, &body);
-            proto_ws_fini(&ws);
-        } else if (type == PROTO_FETCH && !proto_fetched_get(reply->body.data, reply->body.len, &fetched)) {
-            bytes_put_u64(&body, fetched.lease);
-            client_rpc_post(c, PROTO_RELEASE, &body);
-            proto_fetched_fini(&fetched);
-        } else if (type == PROTO_SCAN && reply->body.len >= sizeof(uint64_t)) {
-            bytes_put(&body, reply->body.data, sizeof(uint64_t));
-            client_rpc_post(c, PROTO_SCAN_END, &body);
-        }
+    struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
+    struct proto_id granted; /* each of these replies begins with it */
+    if (reply->frame.kind == PROTO_REPLY && reply->frame.status >= 0 && !proto_id_next(&in, &granted)) {
+        if (type == PROTO_OPEN || type == PROTO_APPEND)
+            rpc_post_id(c, PROTO_CLOSE, granted.id);
+        else if (type == PROTO_FETCH)
+            rpc_post_id(c, PROTO_RELEASE, granted.id);
+        else if (type == PROTO_SCAN)
+            rpc_post_id(c, PROTO_SCAN_END, granted.id);
     }
-    bytes_out_fini(&body);
     net_reply_fini(reply);
 }
 
@@ -290,14 +279,6 @@ static int send_frame_now(struct leat_client *c, uint16_t type, uint64_t id, con
     return rc;
 }
 
-static void send_cancel(struct leat_client *c, uint64_t id)
-{
-    struct bytes_out body = {0};
-    bytes_put_u64(&body, id);
-    client_rpc_post(c, PROTO_CANCEL, &body);
-    bytes_out_fini(&body);
-}
-
 void client_rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out *body)
 {
     if (client->dead || (body && body->failed))
@@ -306,6 +287,14 @@ void client_rpc_post(struct leat_client *client, uint16_t type, const struct byt
     uint64_t id = client->next_id++;
     pthread_mutex_unlock(&client->lock);
     send_frame(client, type, id, body, NULL, 0, client_deadline(client, 0));
+}
+
+void rpc_post_id(struct leat_client *client, uint16_t type, uint64_t id)
+{
+    struct bytes_out body = {0};
+    proto_id_put(&body, &(struct proto_id){id});
+    client_rpc_post(client, type, &body);
+    bytes_out_fini(&body);
 }
 
 int client_rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_out *body)
@@ -368,10 +357,8 @@ static int wait_done(struct leat_client *c, struct client_rpc_waiter *w, const s
 static int reply_error(struct net_reply *reply, struct leat_error *err)
 {
     int status = reply->frame.status;
-    struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
-    char *text = bytes_get_str(&in, LEAT_ERROR_MESSAGE_MAX);
+    AUTO_FREE char *text = proto_error_text(reply->body.data, reply->body.len);
     error_set(err, status, "%s", text && *text ? text : leat_strerror(status));
-    free(text);
     net_reply_fini(reply);
     return status;
 }
@@ -409,7 +396,7 @@ int client_rpc_call(struct leat_client *client, uint16_t type, const struct byte
         return client_rpc_dead_error(client, err);
     if (rc == LEAT_INVALID)
         return error_set(err, rc, "a request of %zu bytes to the daemon is too long", body ? body->len : 0);
-    send_cancel(client, w.id);
+    rpc_post_id(client, PROTO_CANCEL, w.id);
     if (rc == LEAT_TIMED_OUT)
         return error_set(err, rc, "the daemon at %s did not answer within the deadline", client->socket);
     return client_cancelled_error(err);
@@ -493,7 +480,7 @@ void client_rpc_forget(struct leat_client *client, struct client_rpc_pending *pe
 
 void client_rpc_cancel(struct leat_client *client, struct client_rpc_pending *pending)
 {
-    send_cancel(client, pending->waiter.id);
+    rpc_post_id(client, PROTO_CANCEL, pending->waiter.id);
     client_rpc_forget(client, pending);
 }
 

@@ -38,11 +38,12 @@ struct leat_scan {
 
 static int window_map(struct leat_scan *s, struct net_reply *reply, struct leat_error *err)
 {
-    struct bytes_in in = bytes_in_of(reply->body.data, reply->body.len);
+    struct proto_scan_reply m;
     struct stat st;
-    s->id = bytes_get_u64(&in);
-    uint64_t bytes = bytes_get_u64(&in);
-    if (bytes_in_done(&in) < 0 || reply->nfds != 1 || fstat(reply->fds[0], &st) < 0 || bytes == 0 ||
+    int rc = proto_scan_reply_get(reply->body.data, reply->body.len, &m);
+    uint64_t bytes = m.window_bytes;
+    s->id = m.id;
+    if (rc < 0 || reply->nfds != 1 || fstat(reply->fds[0], &st) < 0 || bytes == 0 ||
         (uint64_t)st.st_size < bytes)
         return error_set(err, LEAT_CORRUPT, "the daemon's answer to a scan cannot be read");
     void *at = mmap(NULL, bytes, PROT_READ, MAP_SHARED, reply->fds[0], 0);
@@ -113,12 +114,8 @@ void leat_scan_close(struct leat_scan *s)
 {
     if (!s || client_forked(s->client))
         return;
-    if (s->id) {
-        struct bytes_out body = {0};
-        bytes_put_u64(&body, s->id);
-        client_rpc_post(s->client, PROTO_SCAN_END, &body);
-        bytes_out_fini(&body);
-    }
+    if (s->id)
+        rpc_post_id(s->client, PROTO_SCAN_END, s->id);
     if (s->window)
         munmap((void *)(uintptr_t)s->window, s->window_bytes);
     proto_scanned_fini(&s->told);
@@ -138,11 +135,9 @@ static int ask(struct leat_scan *s, const struct client_rpc_how *how, struct lea
     struct bytes_out body = {0};
     struct net_reply reply;
     pthread_mutex_lock(&s->lock);
-    uint64_t from = s->next, released = s->released;
+    const struct proto_scan_next m = {.id = s->id, .from = s->next, .released = s->released};
     pthread_mutex_unlock(&s->lock);
-    bytes_put_u64(&body, s->id);
-    bytes_put_u64(&body, from);
-    bytes_put_u64(&body, released);
+    proto_scan_next_put(&body, &m);
     int rc = client_rpc_call(s->client, PROTO_SCAN_NEXT, &body, NULL, 0, how, &reply, err);
     bytes_out_fini(&body);
     if (rc)
@@ -152,8 +147,8 @@ static int ask(struct leat_scan *s, const struct client_rpc_how *how, struct lea
     net_reply_fini(&reply);
     if (rc == -ENOMEM)
         return error_set(err, rc, "out of memory");
-    bool bad =
-        rc || (told.n == 0) != (told.flags & PROTO_SCANNED_END) || from + told.n - released > PROTO_SCAN_HELD;
+    bool bad = rc || (told.n == 0) != (told.flags & PROTO_SCANNED_END) ||
+               m.from + told.n - m.released > PROTO_SCAN_HELD;
     for (uint32_t i = 0; !bad && i < told.n; i++)
         bad = told.objects[i].offset + told.objects[i].bytes > s->window_bytes;
     if (bad) {

@@ -20,12 +20,13 @@
 #define RANGES_MAX    4096u
 #define RETRY_US      2000u
 
-static void post_release(struct leat_ws *ws, uint64_t lease)
+/* FETCH and PREFETCH. */
+static void put_ranges(struct bytes_out *body, const struct leat_ws *ws, const struct stream_range *ranges,
+                       uint32_t n)
 {
-    struct bytes_out body = {0};
-    bytes_put_u64(&body, lease);
-    client_rpc_post(ws->client, PROTO_RELEASE, &body);
-    bytes_out_fini(&body);
+    proto_fetch_put(body, &(struct proto_fetch){.ws = ws->info.ws, .n = n});
+    for (uint32_t i = 0; i < n; i++)
+        proto_span_put(body, &(struct proto_span){.first = ranges[i].first, .count = ranges[i].count});
 }
 
 static int by_address(const void *a, const void *b)
@@ -42,12 +43,7 @@ int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t
     struct net_reply reply;
     if (!lease)
         return error_set(err, -ENOMEM, "out of memory");
-    bytes_put_u64(&body, ws->info.ws);
-    bytes_put_u32(&body, n);
-    for (uint32_t i = 0; i < n; i++) {
-        bytes_put_u64(&body, ranges[i].first);
-        bytes_put_u64(&body, ranges[i].count);
-    }
+    put_ranges(&body, ws, ranges, n);
     int rc = client_rpc_call(ws->client, PROTO_FETCH, &body, NULL, 0, how, &reply, err);
     bytes_out_fini(&body);
     if (rc) {
@@ -76,12 +72,7 @@ void stream_prefetch(struct leat_ws *ws, const struct stream_range *ranges, uint
 {
     struct bytes_out body = {0};
     n = MIN(n, RANGES_MAX); /* a hint: never so long that it fills the socket of a daemon that is busy */
-    bytes_put_u64(&body, ws->info.ws);
-    bytes_put_u32(&body, n);
-    for (uint32_t i = 0; i < n; i++) {
-        bytes_put_u64(&body, ranges[i].first);
-        bytes_put_u64(&body, ranges[i].count);
-    }
+    put_ranges(&body, ws, ranges, n);
     client_rpc_post(ws->client, PROTO_PREFETCH, &body);
     bytes_out_fini(&body);
 }
@@ -90,7 +81,7 @@ void stream_release(struct stream_lease *lease)
 {
     if (!lease)
         return;
-    post_release(lease->ws, lease->fetched.lease);
+    rpc_post_id(lease->ws->client, PROTO_RELEASE, lease->fetched.lease);
     proto_fetched_fini(&lease->fetched);
     free(lease);
 }

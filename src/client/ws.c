@@ -134,14 +134,6 @@ struct leat_ws *ws_ref(struct leat_ws *ws)
     return ws;
 }
 
-static void post_close(struct leat_ws *ws)
-{
-    struct bytes_out body = {0};
-    bytes_put_u64(&body, ws->info.ws);
-    client_rpc_post(ws->client, PROTO_CLOSE, &body);
-    bytes_out_fini(&body);
-}
-
 void ws_unref(struct leat_ws *ws)
 {
     if (!ws || atomic_fetch_sub(&ws->refs, 1) != 1)
@@ -160,7 +152,7 @@ void ws_unref(struct leat_ws *ws)
         if (ws->windows[i].at)
             munmap((void *)(uintptr_t)ws->windows[i].at, ws->windows[i].bytes);
     if (ws->info.ws)
-        post_close(ws);
+        rpc_post_id(ws->client, PROTO_CLOSE, ws->info.ws);
     if (ws->live)
         munmap((void *)(uintptr_t)ws->live, ws->live_mapped);
     if (ws->index.header)
@@ -212,8 +204,9 @@ int ws_ask(struct leat_client *client, uint16_t type, const char *head, const ch
     /* Room for all of it at once: a buffer that grows leaves what it held behind. */
     body.len = bytes_room(&body, 64 * KIB) ? 0 : body.len;
     if (head)
-        bytes_put_str(&body, head);
-    proto_open_put(&body, open);
+        proto_scan_put(&body, &(struct proto_scan){.after = head, .open = *open});
+    else
+        proto_open_put(&body, open);
     proto_access_fini(&open->access);
     rc = client_rpc_call(client, type, &body, NULL, 0, how, ret_reply, err);
     if (body.data)
@@ -361,10 +354,9 @@ int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct cl
 {
     struct bytes_out body = {0};
     struct net_reply reply;
-    bytes_put_u64(&body, ws->info.ws);
-    bytes_put_u32(&body, n);
+    proto_wait_put(&body, &(struct proto_wait){.ws = ws->info.ws, .n = n});
     for (uint32_t i = 0; i < n; i++)
-        bytes_put_u64(&body, ids[i]);
+        proto_id_put(&body, &(struct proto_id){ids[i]});
     int rc = client_rpc_call(ws->client, PROTO_WAIT, &body, NULL, 0, how, &reply, err);
     bytes_out_fini(&body);
     if (rc)
@@ -396,8 +388,7 @@ static int wait_telling(struct leat_ws *ws, leat_progress_fn progress, void *use
     struct client_rpc_pending *pending = NULL;
     struct bytes_out body = {0};
     struct net_reply reply;
-    bytes_put_u64(&body, ws->info.ws);
-    bytes_put_u32(&body, 0);
+    proto_wait_put(&body, &(struct proto_wait){.ws = ws->info.ws});
     int rc = client_rpc_begin(c, PROTO_WAIT, &body, &pending);
     bytes_out_fini(&body);
     if (rc)
@@ -481,9 +472,7 @@ static int call_regions(struct leat_ws *ws, uint32_t first, uint32_t count, cons
                         struct net_reply *ret_reply, struct leat_error *err)
 {
     struct bytes_out body = {0};
-    bytes_put_u64(&body, ws->info.ws);
-    bytes_put_u32(&body, first);
-    bytes_put_u32(&body, count);
+    proto_regions_put(&body, &(struct proto_regions){.ws = ws->info.ws, .first = first, .count = count});
     int rc = client_rpc_call(ws->client, PROTO_REGIONS, &body, NULL, 0, how, ret_reply, err);
     bytes_out_fini(&body);
     return rc;
@@ -498,13 +487,16 @@ static int fetch_regions(struct leat_ws *ws, uint32_t first, uint32_t count, con
     if (rc)
         return rc;
     struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
-    uint32_t n = bytes_get_u32(&in);
-    if (in.bad || n != reply.nfds)
-        rc = error_set(err, LEAT_CORRUPT, "the daemon sent %u descriptors for %u regions", reply.nfds, n);
-    for (uint32_t i = 0; !rc && i < n; i++) {
-        uint32_t gid = bytes_get_u32(&in);
-        rc = in.bad ? error_set(err, LEAT_CORRUPT, "the daemon's list of regions is short")
-                    : map_one(ws, gid, reply.fds[i], err);
+    struct proto_regions_reply m;
+    struct proto_gid region;
+    rc = proto_regions_reply_next(&in, &m);
+    if (rc < 0)
+        error_set(err, rc, "the daemon's list of regions is short");
+    else if (m.n != reply.nfds)
+        rc = error_set(err, LEAT_CORRUPT, "the daemon sent %u descriptors for %u regions", reply.nfds, m.n);
+    for (uint32_t i = 0; !rc && i < m.n; i++) {
+        proto_gid_next(&in, &region);
+        rc = map_one(ws, region.gid, reply.fds[i], err);
     }
     net_reply_fini(&reply);
     return rc;
