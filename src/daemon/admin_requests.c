@@ -56,18 +56,19 @@ int server_drop(struct server *s, const char *name, bool force, struct leat_erro
 
 int requests_query(struct client *c, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint32_t query = bytes_get_u32(&in);
-    AUTO_FREE char *arg = bytes_get_str(&in, PROTO_STR_MAX);
-    if (bytes_in_done(&in) < 0)
+    struct proto_query q;
+    if (proto_query_get(m->body, m->frame.body_bytes, &q) < 0)
         return LEAT_CORRUPT;
     struct server_view view = view_of(c->server);
     struct leat_error err = {0};
-    AUTO_FREE char *text = NULL;
-    if (report_query(&view, query, arg, c->uid, c->gid, &text, &err) < 0)
+    struct proto_query_reply answer = {0};
+    int rc = report_query(&view, q.query, q.arg, c->uid, c->gid, &answer.text, &err);
+    proto_query_fini(&q);
+    if (rc < 0)
         return requests_refuse(c, &m->frame, &err);
     struct bytes_out body = {0};
-    bytes_put_str(&body, text);
+    proto_query_reply_put(&body, &answer);
+    proto_query_reply_fini(&answer);
     conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
     return 0;
@@ -81,26 +82,20 @@ static void drop_timeout(struct loop_timer *timer)
     pending_refuse(p, &err);
 }
 
-int requests_drop(struct client *c, struct conn_message *m)
+static int drop_named(struct client *c, struct conn_message *m, const struct proto_drop *d)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint32_t flags = bytes_get_u32(&in);
-    uint64_t wait_ns = bytes_get_u64(&in);
-    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
-    if (bytes_in_done(&in) < 0)
-        return LEAT_CORRUPT;
     struct leat_error err;
-    struct wset *ws = pool_find(c->server->pool, name, c->uid, c->gid);
+    struct wset *ws = pool_find(c->server->pool, d->name, c->uid, c->gid);
     /* Which private sources others have open is no one else's to learn. */
     if (!ws || !wset_allows(ws, c->uid, c->gid)) {
-        error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", name);
+        error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", d->name);
         return requests_refuse(c, &m->frame, &err);
     }
     if (c->uid != ws->owner_uid && c->uid != 0) {
-        error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", name);
+        error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", d->name);
         return requests_refuse(c, &m->frame, &err);
     }
-    if (flags & LEAT_DROP_FORCE) {
+    if (d->flags & LEAT_DROP_FORCE) {
         pool_drop(c->server->pool, ws, POOL_DROP_FORCE);
         conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, NULL, 0);
         return 0;
@@ -111,15 +106,24 @@ int requests_drop(struct client *c, struct conn_message *m)
     if (pending_drop_advance(p))
         return 0;
     p->timer.fire = drop_timeout;
-    loop_timer_set(c->server->loop, &p->timer, clock_now_ns() + MIN(wait_ns, DROP_FOREVER_NS));
+    loop_timer_set(c->server->loop, &p->timer, clock_now_ns() + MIN(d->wait_ns, DROP_FOREVER_NS));
     return 0;
+}
+
+int requests_drop(struct client *c, struct conn_message *m)
+{
+    struct proto_drop d;
+    if (proto_drop_get(m->body, m->frame.body_bytes, &d) < 0)
+        return LEAT_CORRUPT;
+    int rc = drop_named(c, m, &d);
+    proto_drop_fini(&d);
+    return rc;
 }
 
 int requests_stop(struct client *c, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint32_t force = bytes_get_u32(&in);
-    if (bytes_in_done(&in) < 0)
+    struct proto_stop stop;
+    if (proto_stop_get(m->body, m->frame.body_bytes, &stop) < 0)
         return LEAT_CORRUPT;
     struct server *s = c->server;
     struct leat_error err;
@@ -127,7 +131,7 @@ int requests_stop(struct client *c, struct conn_message *m)
         error_set(&err, LEAT_DENIED, "only its own user or root may stop a system daemon");
         return requests_refuse(c, &m->frame, &err);
     }
-    if (!force && s->nclients > 1) {
+    if (!stop.force && s->nclients > 1) {
         error_set(&err, LEAT_BUSY,
                   "%u other process%s use%s this daemon: stop them first, or stop it by force",
                   s->nclients - 1, s->nclients == 2 ? "" : "es", s->nclients == 2 ? "s" : "");
@@ -152,14 +156,9 @@ static void verify_progress(void *user, uint64_t done, uint64_t total)
     struct client *c = client_alive(v->pool, v->client);
     if (!c)
         return;
-    struct bytes_out body = {0};
-    bytes_put_u32(&body, LEAT_STAGE_VERIFY);
-    bytes_put_u64(&body, done);
-    bytes_put_u64(&body, total);
-    bytes_put_u64(&body, 0);
-    bytes_put_u64(&body, 0);
-    conn_send(c->session.conn, PROTO_EVENT, PROTO_PROGRESS, v->id, 0, &body, NULL, 0);
-    bytes_out_fini(&body);
+    requests_progress(
+        c, v->id,
+        &(struct proto_progress){.stage = LEAT_STAGE_VERIFY, .samples_done = done, .samples_total = total});
 }
 
 static void verify_done(void *user, const struct verify_result *result)
@@ -174,8 +173,8 @@ static void verify_done(void *user, const struct verify_result *result)
         conn_send_error(c->session.conn, v->type, v->id, &err);
     } else if (c) {
         struct bytes_out body = {0};
-        bytes_put_u64(&body, result->bad);
-        bytes_put_str(&body, result->first_bad);
+        proto_verify_reply_put(
+            &body, &(struct proto_verify_reply){.bad = result->bad, .first_bad = result->first_bad});
         conn_send(c->session.conn, PROTO_REPLY, v->type, v->id, 0, &body, NULL, 0);
         bytes_out_fini(&body);
     }
@@ -184,12 +183,10 @@ static void verify_done(void *user, const struct verify_result *result)
 
 int requests_verify(struct client *c, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t id = bytes_get_u64(&in);
-    uint32_t flags = bytes_get_u32(&in);
-    if (bytes_in_done(&in) < 0)
+    struct proto_verify asked;
+    if (proto_verify_get(m->body, m->frame.body_bytes, &asked) < 0)
         return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, id);
+    struct wset *ws = client_handle(c, asked.ws);
     if (!ws)
         return requests_unknown(c, &m->frame);
     if (c->nverifying > 0) {
@@ -201,7 +198,8 @@ int requests_verify(struct client *c, struct conn_message *m)
     int rc = -ENOMEM;
     if (v) {
         *v = (struct verifying){c->server->pool, c->session.serial, m->frame.id, m->frame.type};
-        rc = verify_start(c->server->pool, ws, flags & LEAT_VERIFY_SOURCE, verify_progress, verify_done, v);
+        rc = verify_start(c->server->pool, ws, asked.flags & LEAT_VERIFY_SOURCE, verify_progress, verify_done,
+                          v);
     }
     if (rc < 0) {
         struct leat_error err;

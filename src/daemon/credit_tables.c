@@ -75,7 +75,7 @@ int requests_credits(struct client *c, struct conn_message *m)
         c->credit_slot = slot;
     }
     struct bytes_out body = {0};
-    bytes_put_u32(&body, c->credit_slot);
+    proto_credits_put(&body, &(struct proto_credits){c->credit_slot});
     conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, &t->fd, 1);
     bytes_out_fini(&body);
     return 0;

@@ -266,22 +266,19 @@ static int broker_dial(struct client *c, struct wset *ws, uint32_t node, uint32_
 
 int requests_broker(struct client *c, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t id = bytes_get_u64(&in);
-    uint32_t node = bytes_get_u32(&in);
-    uint32_t rail = in.pos < in.len ? bytes_get_u32(&in) : CLUSTER_ANY_RAIL;
-    if (bytes_in_done(&in) < 0)
+    struct proto_broker to;
+    if (proto_broker_get(m->body, m->frame.body_bytes, &to) < 0)
         return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, id);
+    struct wset *ws = client_handle(c, to.ws);
     if (!ws)
         return requests_unknown(c, &m->frame);
     struct leat_error err;
-    if (node != ws->self_node) {
-        if (ws->nnodes == 0 || node >= ws->nnodes || !c->server->pool->cluster) {
-            error_set(&err, LEAT_NOT_FOUND, "node %u is not part of this working set", node);
+    if (to.node != ws->self_node) {
+        if (ws->nnodes == 0 || to.node >= ws->nnodes || !c->server->pool->cluster) {
+            error_set(&err, LEAT_NOT_FOUND, "node %u is not part of this working set", to.node);
             return requests_refuse(c, &m->frame, &err);
         }
-        return broker_dial(c, ws, node, rail, &m->frame);
+        return broker_dial(c, ws, to.node, to.by_rail ? to.rail : CLUSTER_ANY_RAIL, &m->frame);
     }
     int fds[2];
     struct data_target *target = NULL;

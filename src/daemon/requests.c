@@ -293,8 +293,9 @@ void requests_revoked(struct server *s, struct wset *ws)
             if (c->handles[k].ws != ws)
                 continue;
             struct bytes_out body = {0};
-            bytes_put_u64(&body, c->handles[k].id);
-            bytes_put_u32(&body, atomic_load(&ws->live->generation));
+            proto_revoked_put(&body,
+                              &(struct proto_revoked){.ws = c->handles[k].id,
+                                                      .generation = atomic_load(&ws->live->generation)});
             conn_send(c->session.conn, PROTO_EVENT, PROTO_REVOKED, 0, 0, &body, NULL, 0);
             bytes_out_fini(&body);
         }
@@ -359,17 +360,19 @@ static void opened(struct open_request *r, struct wset *ws, const struct leat_er
         conn_send_error(c->session.conn, r->type, r->id, err);
 }
 
+void requests_progress(struct client *c, uint64_t id, const struct proto_progress *m)
+{
+    struct bytes_out body = {0};
+    proto_progress_put(&body, m);
+    conn_send(c->session.conn, PROTO_EVENT, PROTO_PROGRESS, id, 0, &body, NULL, 0);
+    bytes_out_fini(&body);
+}
+
 static void open_progress(struct open_request *r, uint64_t samples, uint64_t bytes)
 {
-    struct client *c = r->user;
-    struct bytes_out body = {0};
-    bytes_put_u32(&body, LEAT_STAGE_INDEX);
-    bytes_put_u64(&body, samples);
-    bytes_put_u64(&body, 0);
-    bytes_put_u64(&body, bytes);
-    bytes_put_u64(&body, 0);
-    conn_send(c->session.conn, PROTO_EVENT, PROTO_PROGRESS, r->id, 0, &body, NULL, 0);
-    bytes_out_fini(&body);
+    requests_progress(
+        r->user, r->id,
+        &(struct proto_progress){.stage = LEAT_STAGE_INDEX, .samples_done = samples, .bytes_done = bytes});
 }
 
 static int on_open(struct client *c, struct conn_message *m)
@@ -429,10 +432,11 @@ static void created(struct open_request *r, struct wset *ws, const struct leat_e
 
 static int on_create(struct client *c, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint32_t flags = bytes_get_u32(&in);
-    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
-    if (bytes_in_done(&in) < 0 || m->frame.nfds != 1)
+    struct proto_create asked;
+    if (proto_create_get(m->body, m->frame.body_bytes, &asked) < 0)
+        return LEAT_CORRUPT;
+    AUTO_FREE char *name = asked.name;
+    if (m->frame.nfds != 1)
         return LEAT_CORRUPT;
     struct leat_error err = {0};
     /* A memfd that can no longer change, or what is validated is not what is used. */
@@ -449,7 +453,7 @@ static int on_create(struct client *c, struct conn_message *m)
     *r = (struct open_request){.uid = c->uid,
                                .gid = c->gid,
                                .groups = source_groups_ref(c->groups),
-                               .flags = flags,
+                               .flags = asked.flags,
                                .name = TAKE_PTR(name),
                                .type = m->frame.type,
                                .id = m->frame.id,
@@ -477,12 +481,11 @@ static void pendings_end(struct client *c, const struct wset *ws)
 
 static int on_close(struct client *c, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t id = bytes_get_u64(&in);
-    if (bytes_in_done(&in) < 0)
+    struct proto_id handle;
+    if (proto_id_get(m->body, m->frame.body_bytes, &handle) < 0)
         return LEAT_CORRUPT;
     for (unsigned k = 0; k < c->nhandles; k++) {
-        if (c->handles[k].id == id) {
+        if (c->handles[k].id == handle.id) {
             struct wset *ws = wset_ref(c->handles[k].ws);
             handle_close(c, k);
             pendings_end(c, ws);
@@ -496,30 +499,29 @@ static int on_close(struct client *c, struct conn_message *m)
 
 static int on_regions(struct client *c, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t id = bytes_get_u64(&in);
-    uint32_t first = bytes_get_u32(&in), count = bytes_get_u32(&in);
-    if (bytes_in_done(&in) < 0 || count > PROTO_FDS_MAX)
+    struct proto_regions asked;
+    if (proto_regions_get(m->body, m->frame.body_bytes, &asked) < 0 || asked.count > PROTO_FDS_MAX)
         return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, id);
+    struct wset *ws = client_handle(c, asked.ws);
     if (!ws)
         return requests_unknown(c, &m->frame);
-    uint32_t gids[PROTO_FDS_MAX], n = 0;
+    struct proto_gid gids[PROTO_FDS_MAX];
+    uint32_t n = 0;
     int fds[PROTO_FDS_MAX];
-    if (first == PROTO_STREAM_WINDOW && ws->window) {
-        gids[n] = first;
+    if (asked.first == PROTO_STREAM_WINDOW && ws->window) {
+        gids[n].gid = asked.first;
         fds[n++] = stream_window_region(ws->window)->fd_ro;
     }
-    for (uint64_t g = first; g < (uint64_t)first + count && g < ws->nregions; g++) {
+    for (uint64_t g = asked.first; g < (uint64_t)asked.first + asked.count && g < ws->nregions; g++) {
         if (ws->regions[g].region) {
-            gids[n] = (uint32_t)g;
+            gids[n].gid = (uint32_t)g;
             fds[n++] = ws->regions[g].region->fd_ro;
         }
     }
     struct bytes_out body = {0};
-    bytes_put_u32(&body, n);
+    proto_regions_reply_put(&body, &(struct proto_regions_reply){n});
     for (uint32_t k = 0; k < n; k++)
-        bytes_put_u32(&body, gids[k]);
+        proto_gid_put(&body, &gids[k]);
     reply(c, m->frame.type, m->frame.id, &body, fds, n);
     bytes_out_fini(&body);
     return 0;
@@ -530,11 +532,11 @@ static int on_regions(struct client *c, struct conn_message *m)
 static int on_wait(struct client *c, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t id = bytes_get_u64(&in);
-    uint32_t n = bytes_get_u32(&in);
-    if (in.bad || n > PROTO_IDS_MAX || bytes_left(&in) != (size_t)n * 8)
+    struct proto_wait asked;
+    if (proto_wait_next(&in, &asked) < 0)
         return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, id);
+    const uint32_t n = asked.n;
+    struct wset *ws = client_handle(c, asked.ws);
     if (!ws)
         return requests_unknown(c, &m->frame);
     struct leat_error err;
@@ -558,7 +560,9 @@ static int on_wait(struct client *c, struct conn_message *m)
         return 0;
     }
     for (uint32_t k = 0; k < n; k++) {
-        p->samples[k] = bytes_get_u64(&in);
+        struct proto_id sample;
+        proto_id_next(&in, &sample);
+        p->samples[k] = sample.id;
         if (p->samples[k] >= ws->index.header->nsamples) {
             error_set(&err, LEAT_INVALID, "sample %" PRIu64 " of a set of %" PRIu64, p->samples[k],
                       ws->index.header->nsamples);
@@ -574,24 +578,37 @@ static int on_wait(struct client *c, struct conn_message *m)
     return 0;
 }
 
+/* The next range of a FETCH or PREFETCH; none of it is empty or beyond the set. */
+static int next_span(const struct wset *ws, struct bytes_in *in, struct proto_span *ret,
+                     struct leat_error *err)
+{
+    uint64_t end;
+    proto_span_next(in, ret);
+    if (ret->count == 0 || add_overflows(ret->first, ret->count, &end) || end > ws->index.header->nsamples)
+        return error_set(err, LEAT_INVALID, "samples %" PRIu64 " + %" PRIu64 " of a set of %" PRIu64,
+                         ret->first, ret->count, ws->index.header->nsamples);
+    return 0;
+}
+
 static int fetch_begin(struct client *c, struct wset *ws, struct fetch *f, struct bytes_in *in, uint32_t n,
                        struct leat_error *err)
 {
     struct stream_window *st;
     int rc = pool_stream_window(c->server->pool, ws, &st, err);
     for (uint32_t k = 0; rc == 0 && k < n; k++) {
-        uint64_t first = bytes_get_u64(in), count = bytes_get_u64(in), end;
-        if (count == 0 || add_overflows(first, count, &end) || end > ws->index.header->nsamples)
-            return error_set(err, LEAT_INVALID, "samples %" PRIu64 " + %" PRIu64 " of a set of %" PRIu64,
-                             first, count, ws->index.header->nsamples);
-        rc = stream_window_get(st, first, count, &f->entries[k]);
+        struct proto_span span;
+        rc = next_span(ws, in, &span, err);
+        if (rc < 0)
+            return rc;
+        rc = stream_window_get(st, span.first, span.count, &f->entries[k]);
         if (rc == 0)
             f->n++;
         else if (rc == -EAGAIN || rc == LEAT_NO_SPACE)
             rc = error_set(err, rc == -EAGAIN ? LEAT_BUSY : LEAT_NO_SPACE,
                            "the window of %" PRIu64 " bytes has no room for samples %" PRIu64 " to %" PRIu64
                            " (%" PRIu64 " bytes are held by readers): raise the set's share of the pool",
-                           stream_window_bytes(st), first, end - 1, stream_window_held_bytes(st));
+                           stream_window_bytes(st), span.first, span.first + span.count - 1,
+                           stream_window_held_bytes(st));
         else
             error_set(err, rc, "out of memory");
     }
@@ -635,15 +652,15 @@ static int fetch_resident(const struct wset *ws, struct bytes_in *in, uint32_t n
     uint64_t samples = 0;
     uint32_t cap = 0;
     for (uint32_t k = 0; k < n; k++) {
-        uint64_t first = bytes_get_u64(in), count = bytes_get_u64(in), end;
-        if (count == 0 || add_overflows(first, count, &end) || end > ws->index.header->nsamples)
-            return error_set(err, LEAT_INVALID, "samples %" PRIu64 " + %" PRIu64 " of a set of %" PRIu64,
-                             first, count, ws->index.header->nsamples);
-        samples += count;
+        struct proto_span span;
+        int rc = next_span(ws, in, &span, err);
+        if (rc < 0)
+            return rc;
+        samples += span.count;
         if (samples > FETCH_SAMPLES_MAX)
             return error_set(err, LEAT_NO_SPACE, "a fetch has at most %u samples: ask for fewer at a time",
                              FETCH_SAMPLES_MAX);
-        for (uint64_t i = first; i < end; i++) {
+        for (uint64_t i = span.first; i < span.first + span.count; i++) {
             enum live_state state = wset_sample_state(ws, i);
             if (state == LIVE_FAILED)
                 return wset_failure_get((struct wset *)ws, i, err);
@@ -653,9 +670,9 @@ static int fetch_resident(const struct wset *ws, struct bytes_in *in, uint32_t n
             for (unsigned f = 0; f < ws->index.header->nfields; f++) {
                 if (!index_part(&ws->index, i, f, &part) || part.bytes == 0)
                     continue;
-                int rc = resident_runs(ws, part.address, part.bytes, m, &cap);
-                if (rc < 0)
-                    return error_set(err, rc,
+                int code = resident_runs(ws, part.address, part.bytes, m, &cap);
+                if (code < 0)
+                    return error_set(err, code,
                                      "a fetch has at most %u pieces: ask for fewer samples at a time",
                                      FETCH_RUNS_MAX);
             }
@@ -685,11 +702,11 @@ static int fetch_answer_resident(struct client *c, const struct wset *ws, const 
 static int on_fetch(struct client *c, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t id = bytes_get_u64(&in);
-    uint32_t n = bytes_get_u32(&in);
-    if (in.bad || n == 0 || n > PROTO_IDS_MAX || bytes_left(&in) != (size_t)n * 16)
+    struct proto_fetch asked;
+    if (proto_fetch_next(&in, &asked) < 0 || asked.n == 0)
         return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, id);
+    const uint32_t n = asked.n;
+    struct wset *ws = client_handle(c, asked.ws);
     if (!ws)
         return requests_unknown(c, &m->frame);
     struct leat_error err = {0};
@@ -745,18 +762,17 @@ static int on_fetch(struct client *c, struct conn_message *m)
 static int on_prefetch(struct client *c, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t id = bytes_get_u64(&in);
-    uint32_t n = bytes_get_u32(&in);
-    if (in.bad || n > PROTO_IDS_MAX || bytes_left(&in) != (size_t)n * 16)
+    struct proto_fetch asked;
+    if (proto_fetch_next(&in, &asked) < 0)
         return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, id);
+    struct wset *ws = client_handle(c, asked.ws);
     if (!ws || !ws->window || atomic_load(&ws->revoked))
         return 0;
-    for (uint32_t k = 0; k < n; k++) {
-        uint64_t first = bytes_get_u64(&in), count = bytes_get_u64(&in), end;
+    for (uint32_t k = 0; k < asked.n; k++) {
+        struct proto_span span;
         struct stream_window_entry *entry;
-        if (count == 0 || add_overflows(first, count, &end) || end > ws->index.header->nsamples ||
-            stream_window_get(ws->window, first, count, &entry) < 0)
+        if (next_span(ws, &in, &span, NULL) < 0 ||
+            stream_window_get(ws->window, span.first, span.count, &entry) < 0)
             break;
         stream_window_put(entry);
     }
@@ -765,13 +781,12 @@ static int on_prefetch(struct client *c, struct conn_message *m)
 
 static int on_release(struct client *c, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t lease = bytes_get_u64(&in);
-    if (bytes_in_done(&in) < 0)
+    struct proto_id lease;
+    if (proto_id_get(m->body, m->frame.body_bytes, &lease) < 0)
         return LEAT_CORRUPT;
     list_for_each (node, &c->fetches) {
         struct fetch *f = container_of(node, struct fetch, node);
-        if (f->id == lease) {
+        if (f->id == lease.id) {
             fetch_end(c, f);
             break;
         }
@@ -781,14 +796,13 @@ static int on_release(struct client *c, struct conn_message *m)
 
 static int on_cancel(struct client *c, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t id = bytes_get_u64(&in);
-    if (bytes_in_done(&in) < 0)
+    struct proto_id request;
+    if (proto_id_get(m->body, m->frame.body_bytes, &request) < 0)
         return LEAT_CORRUPT;
-    scans_cancel(c, id);
+    scans_cancel(c, request.id);
     list_for_each_safe (node, &c->pendings) {
         struct pending *p = container_of(node, struct pending, client_node);
-        if (p->id == id) {
+        if (p->id == request.id) {
             struct leat_error err;
             error_set(&err, -ECANCELED, "given up");
             pending_refuse(p, &err);

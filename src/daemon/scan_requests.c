@@ -108,22 +108,19 @@ static int scan_begin(struct client *c, struct proto_open *open, const char *aft
 
 int requests_scan(struct client *c, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    struct proto_open open = {0};
+    struct proto_scan asked;
     struct client_scan *s;
     struct leat_error err = {0};
-    AUTO_FREE char *after = bytes_get_str(&in, PROTO_STR_MAX);
-    if (in.bad || proto_open_get(in.data + in.pos, bytes_left(&in), &open) < 0)
+    if (proto_scan_get(m->body, m->frame.body_bytes, &asked) < 0)
         return LEAT_CORRUPT;
-    int rc = scan_begin(c, &open, after, &s, &err);
-    proto_open_fini(&open);
+    int rc = scan_begin(c, &asked.open, asked.after, &s, &err);
+    proto_scan_fini(&asked);
     explicit_bzero((void *)(uintptr_t)m->body, m->frame.body_bytes); /* it may hold keys */
     if (rc < 0)
         return requests_refuse(c, &m->frame, &err);
     const struct region *window = pool_scan_window(s->scan);
     struct bytes_out body = {0};
-    bytes_put_u64(&body, s->id);
-    bytes_put_u64(&body, window->bytes);
+    proto_scan_reply_put(&body, &(struct proto_scan_reply){.id = s->id, .window_bytes = window->bytes});
     conn_send(c->session.conn, PROTO_REPLY, PROTO_SCAN, m->frame.id, 0, &body, (int[]){window->fd_ro}, 1);
     bytes_out_fini(&body);
     return 0;
@@ -169,11 +166,10 @@ static void give_up(struct client_scan *s)
 
 int requests_scan_next(struct client *c, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t id = bytes_get_u64(&in), from = bytes_get_u64(&in), released = bytes_get_u64(&in);
-    if (bytes_in_done(&in) < 0 || m->frame.id == 0)
+    struct proto_scan_next next;
+    if (proto_scan_next_get(m->body, m->frame.body_bytes, &next) < 0 || m->frame.id == 0)
         return LEAT_CORRUPT;
-    struct client_scan *s = scan_of(c, id);
+    struct client_scan *s = scan_of(c, next.id);
     if (!s) {
         struct leat_error err;
         error_set(&err, LEAT_STALE, "this scan is not open (any more)");
@@ -182,8 +178,8 @@ int requests_scan_next(struct client *c, struct conn_message *m)
     if (s->asked.id)
         give_up(s);
     s->asked = m->frame;
-    s->from = from;
-    s->released = released;
+    s->from = next.from;
+    s->released = next.released;
     scan_answer(s);
     return 0;
 }
@@ -201,11 +197,10 @@ void scans_cancel(struct client *c, uint64_t id)
 
 int requests_scan_end(struct client *c, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint64_t id = bytes_get_u64(&in);
-    if (bytes_in_done(&in) < 0)
+    struct proto_id scan;
+    if (proto_id_get(m->body, m->frame.body_bytes, &scan) < 0)
         return LEAT_CORRUPT;
-    struct client_scan *s = scan_of(c, id);
+    struct client_scan *s = scan_of(c, scan.id);
     if (s)
         scan_close(s);
     return 0;

@@ -128,6 +128,7 @@ struct client {
 int requests_dispatch(struct client *client, struct conn_message *message);
 /* Answers with err; returns 0: the connection stays. */
 int requests_refuse(struct client *client, const struct proto_frame *frame, const struct leat_error *err);
+void requests_progress(struct client *client, uint64_t id, const struct proto_progress *progress);
 int requests_unknown(struct client *client, const struct proto_frame *frame);
 /* admin_requests.c and data.c */
 int requests_query(struct client *client, struct conn_message *message);

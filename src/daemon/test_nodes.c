@@ -268,7 +268,7 @@ static void test_another_incarnation(void **state)
     while (!wset_complete(o.ws))
         loop_turn(loop, 100);
     assert_int_equal(o.ws->live->lost_samples, 0);
-    struct link *link = &h[0].cluster->links[1];
+    struct cluster_link *link = &h[0].cluster->links[1];
     while (link->incarnation == 0 || link->pinged)
         loop_turn(loop, 100);
     assert_int_equal(link->incarnation, h[1].cluster->incarnation);

@@ -58,7 +58,8 @@ int objects_bucket_create(struct objects *o, const char *bucket, const char *own
     return rc;
 }
 
-int objects_bucket_remote(struct objects *o, const char *bucket, const char *remote, struct leat_error *err)
+int objects_bucket_set_remote(struct objects *o, const char *bucket, const char *remote,
+                              struct leat_error *err)
 {
     return tier_bucket_set(o->tier, bucket, remote, err);
 }

@@ -21,7 +21,7 @@ static int attach(struct objects *o)
 {
     char json[400];
     snprintf(json, sizeof(json), "{\"uri\":\"file://%s/remote\",\"check\":\"always\"}", world.top);
-    return objects_bucket_remote(o, "bkt", json, NULL);
+    return objects_bucket_set_remote(o, "bkt", json, NULL);
 }
 
 static void *attach_main(void *arg)

@@ -73,7 +73,7 @@ static void reinstall(struct cluster *c, struct wset *ws, unsigned n)
         return;
     *r = (struct reinstall){c, wset_ref(ws), n};
     if (ws->remote)
-        nodes_share_access(c, n, ws->owner_uid, ws->spec, ws->access);
+        nodes_send_access(c, n, ws->owner_uid, ws->spec, ws->access);
     struct bytes_out body = {0};
     nodes_put_install(ws, 0, &body);
     if (body.failed || peer_call(c->links[n].peer, PROTO_INSTALL, &body, ws->index.blob, ws->index.blob_bytes,

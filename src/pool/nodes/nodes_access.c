@@ -53,7 +53,7 @@ int nodes_unseal_access(struct cluster *c, struct rpc_session *session, const vo
     return rc < 0 ? rc : access_new(&m, !c->pool->config.opener.system, ret_access);
 }
 
-void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access)
+void nodes_send_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access)
 {
     if (!cluster_is_up(c, n) || !access_signed(access))
         return;
@@ -80,7 +80,7 @@ void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char 
 {
     for (unsigned k = 0; k < c->config.nnodes; k++) {
         if (n == k || n == POOL_ALL_NODES)
-            nodes_share_access(c, k, uid, spec, access);
+            nodes_send_access(c, k, uid, spec, access);
     }
 }
 

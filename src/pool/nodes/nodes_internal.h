@@ -102,7 +102,7 @@ int nodes_unseal_access(struct cluster *c, struct rpc_session *session, const vo
 int nodes_place(struct cluster *c, struct wset *ws, uint64_t limit, pool_prepared_fn done, void *user);
 void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access);
 /* How a user reads a source: to one node that is up. Nothing when there are no credentials in it. */
-void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access);
+void nodes_send_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access);
 int nodes_on_access(struct cluster *c, struct rpc_session *session, struct conn_message *m);
 int cluster_refuse(struct rpc_session *session, uint16_t type, uint64_t id, const struct leat_error *err);
 int cluster_accept(struct rpc_session *session, uint16_t type, uint64_t id);

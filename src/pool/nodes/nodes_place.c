@@ -190,7 +190,7 @@ static int install_on(struct placing *p, unsigned n)
         return -ENOMEM;
     *call = (struct placing_call){p, n, wset_ref(p->ws), 2};
     if (p->ws->remote)
-        nodes_share_access(p->cluster, n, p->ws->owner_uid, p->ws->spec, p->ws->access);
+        nodes_send_access(p->cluster, n, p->ws->owner_uid, p->ws->spec, p->ws->access);
     struct bytes_out body = {0};
     nodes_put_install(p->ws, INSTALL_PREPARE, &body);
     int rc = body.failed ? -ENOMEM

@@ -81,7 +81,7 @@ static int set_remote(struct admin_task *v, json_t *remote)
     AUTO_FREE char *text = json_is_null(remote) ? NULL : json_whole(remote);
     if (!text && !json_is_null(remote))
         return -ENOMEM;
-    return objects_bucket_remote(v->admin->config.objects, v->name, text, &v->err);
+    return objects_bucket_set_remote(v->admin->config.objects, v->name, text, &v->err);
 }
 
 /* Makes it, or changes what was named of one that is there. */

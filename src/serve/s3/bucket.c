@@ -57,7 +57,7 @@ static void create(struct s3_task *v)
     bool restore = v->user->admin && v->user->access;
     int rc = objects_bucket_create(v->service->objects, v->call.bucket, owner, restore, &err);
     if (rc == 0 && v->remote &&
-        (rc = objects_bucket_remote(v->service->objects, v->call.bucket, v->remote, &err)) < 0)
+        (rc = objects_bucket_set_remote(v->service->objects, v->call.bucket, v->remote, &err)) < 0)
         objects_bucket_delete(v->service->objects, v->call.bucket, NULL);
     if (rc == STORE_EXISTS && (code = taken(v)) == S3_OK)
         return;

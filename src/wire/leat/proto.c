@@ -98,16 +98,6 @@ void proto_range_get(struct bytes_in *in, struct proto_range *ret)
     ret->offset = get_le64(wire + 8);
 }
 
-void proto_ready_record_put(struct bytes_out *out, const struct proto_ready_record *m)
-{
-    bytes_put_u64(out, m->sample);
-    bytes_put_u32(out, m->field);
-    bytes_put_u32(out, m->crc);
-    bytes_put_u64(out, m->offset);
-    bytes_put_u64(out, m->bytes);
-    bytes_put_u32(out, (uint32_t)m->status);
-}
-
 /* --- proofs ---------------------------------------------------------------------------------------------------- */
 
 /* `label` has eleven characters, so that no text is another one's. */

@@ -140,15 +140,6 @@ void proto_range_write(uint8_t wire[PROTO_RANGE], const struct proto_range *m);
 void proto_range_put(struct bytes_out *out, const struct proto_range *m);
 void proto_range_get(struct bytes_in *in, struct proto_range *ret);
 
-struct proto_ready_record {
-    uint64_t sample;
-    uint32_t field, crc;
-    uint64_t offset, bytes; /* in the part */
-    int32_t status;
-};
-#define PROTO_READY_RECORD 36u /* bytes on the wire */
-void proto_ready_record_put(struct bytes_out *out, const struct proto_ready_record *m);
-
 /* Handshake MACs: HMAC-SHA256 over "leat server"/"leat client" ‖ hello body ‖ nonce_s. 0, -ENOMEM or -EIO. */
 int proto_mac(const void *token, size_t token_len, bool server, const void *hello_body, size_t hello_len,
               const uint8_t nonce_s[32], uint8_t ret_mac[32]);
