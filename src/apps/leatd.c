@@ -362,9 +362,9 @@ static int find_credentials(const char *profile)
         return 1;
     }
     int rc = credentials_find(profile, &c, &err);
-    bytes_put_u32(&out, (uint32_t)rc);
+    proto_found_put(&out, &(struct proto_found){rc});
     if (rc < 0) {
-        bytes_put_str(&out, err.message);
+        proto_error_text_put(&out, err.message);
     } else {
         struct proto_access m = {.access_key = TAKE_PTR(c.access_key),
                                  .secret_key = TAKE_PTR(c.secret_key),
