@@ -93,8 +93,7 @@ static int put_region(struct wset *ws, struct net_rdma_server *server, uint32_t 
     int rc = find_region(ws, gid, &r, err);
     if (rc)
         return rc;
-    bytes_put_u32(reply, gid);
-    bytes_put_u32(reply, atomic_load(&ws->live->generation));
+    proto_key_put(reply, &(struct proto_key){.gid = gid, .generation = atomic_load(&ws->live->generation)});
     return net_rdma_put_keys(server, &r->rdma, r->addr, r->used_bytes, reply, err);
 }
 
@@ -118,7 +117,7 @@ static int put_regions(struct wset *ws, struct net_rdma_server *server, const ui
                        struct bytes_out *reply, struct leat_error *err)
 {
     int rc = 0;
-    bytes_put_u32(reply, n);
+    proto_keys_put(reply, &(struct proto_keys){n});
     for (uint32_t i = 0; rc == 0 && i < n; i++)
         rc = put_region(ws, server, gids[i], reply, err);
     return rc == 0 && reply->failed ? error_set(err, -ENOMEM, "out of memory for an answer") : rc;
@@ -200,22 +199,25 @@ static bool is_known(const struct wset *ws, uint32_t gid)
 static int on_keys(struct wset *ws, struct net_rdma_server *server, struct bytes_in *in,
                    struct bytes_out *reply, const struct net_later *later, struct leat_error *err)
 {
-    uint32_t gids[PROTO_KEYS_MAX], n = bytes_get_u32(in);
+    uint32_t gids[PROTO_KEYS_MAX];
+    struct proto_keys asked;
     bool known = true;
-    if (in->bad || n > PROTO_KEYS_MAX || bytes_left(in) != n * 4ull)
+    if (proto_keys_next(in, &asked) < 0)
         return LEAT_CORRUPT;
-    for (uint32_t i = 0; i < n; i++) {
-        gids[i] = bytes_get_u32(in);
+    for (uint32_t i = 0; i < asked.n; i++) {
+        struct proto_gid region;
+        proto_gid_next(in, &region);
+        gids[i] = region.gid;
         known = known && is_known(ws, gids[i]);
     }
     if (known)
-        return put_regions(ws, server, gids, n, reply, err);
-    struct keys_work *k = keys_new(ws, server, n);
+        return put_regions(ws, server, gids, asked.n, reply, err);
+    struct keys_work *k = keys_new(ws, server, asked.n);
     if (k) {
         k->answer = true;
         k->later = *later;
-        k->n = n;
-        memcpy(k->gids, gids, n * sizeof(gids[0]));
+        k->n = asked.n;
+        memcpy(k->gids, gids, asked.n * sizeof(gids[0]));
     }
     if (!k || keys_post(k) < 0)
         return error_set(err, -ENOMEM, "out of memory for a request");
@@ -240,14 +242,14 @@ static void prepare_puts(struct wset *ws, struct net_rdma_server *server)
 
 static bool puts_known(const struct wset *ws, struct bytes_in in)
 {
+    struct proto_puts put;
     bool known = true;
-    bytes_get_u32(&in);
-    bytes_get_u32(&in);
-    for (uint32_t n = bytes_get_u32(&in); n && known && !in.bad; n--) {
-        struct proto_range range;
-        proto_range_get(&in, &range);
-        bytes_get_u64(&in);
-        known = in.bad || is_known(ws, range.gid);
+    if (proto_puts_next(&in, &put) < 0)
+        return true; /* it is refused without them */
+    for (uint32_t i = 0; i < put.n && known; i++) {
+        struct proto_put_range put_range;
+        proto_put_range_next(&in, &put_range);
+        known = is_known(ws, put_range.gid);
     }
     return known;
 }
@@ -260,8 +262,7 @@ static int on_put(struct wset *ws, struct net_rdma_server *server, struct net_rd
     struct keys_work *k = keys_new(ws, server, 0);
     if (!k)
         return error_set(err, -ENOMEM, "out of memory for a request");
-    size_t len = bytes_left(in);
-    bytes_put(&k->put, bytes_get(in, len), len);
+    bytes_put(&k->put, in->data + in->pos, bytes_left(in));
     k->answer = true;
     k->later = *later;
     net_rdma_peer_ref(peer);

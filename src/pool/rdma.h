@@ -5,7 +5,7 @@
 
 #include "rpc/conn.h"
 #include "net/rdma.h"
-#include "wire/leat/proto.h"
+#include "wire/leat/messages.h"
 
 struct pool;
 struct wset;

@@ -407,8 +407,8 @@ TABLE(scanned, NULL, INT(scanned, flags), LIST(scanned, n, objects, scan_object)
 TABLE(write, NULL, INT(write, first), INT(write, count), ELEMENTS(write, n, PROTO_RANGE, PROTO_READS_MAX))
 TABLE(keys, NULL, ELEMENTS(keys, n, 4, PROTO_KEYS_MAX))
 TABLE(key, NULL, INT(key, gid), INT(key, generation))
-TABLE(rdma_put, NULL, INT(rdma_put, view), INT(rdma_put, rail),
-      ELEMENTS(rdma_put, n, PROTO_RANGE + 8, PROTO_PUTS_MAX))
+TABLE(puts, NULL, INT(puts, view), INT(puts, rail), ELEMENTS(puts, n, PROTO_RANGE + 8, PROTO_PUTS_MAX))
+TABLE(put_range, NULL, INT(put_range, gid), INT(put_range, bytes), INT(put_range, offset), INT(put_range, to))
 
 TABLE(name, NULL, STRING(name, name, PROTO_STR_MAX))
 TABLE(node_reply, NULL, STRING(node_reply, name, PROTO_STR_MAX), INT(node_reply, cap_bytes),

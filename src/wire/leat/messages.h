@@ -335,11 +335,18 @@ struct proto_key {
 };
 PROTO_MESSAGE(key)
 
-struct proto_rdma_put {
+/* RDMA_PUT. */
+struct proto_puts {
     uint32_t view, rail; /* the server's rail */
-    uint32_t n; /* each a proto_range and a proto_id: the offset in the view; at most PROTO_PUTS_MAX */
+    uint32_t n;          /* proto_put_range follow; at most PROTO_PUTS_MAX */
 };
-PROTO_MESSAGE(rdma_put)
+PROTO_MESSAGE(puts)
+
+struct proto_put_range {
+    uint32_t gid, bytes;
+    uint64_t offset, to; /* in the region, in the view */
+};
+PROTO_MESSAGE(put_range)
 
 /* --- peers -------------------------------------------------------------------------------------------------------- */
 

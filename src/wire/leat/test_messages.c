@@ -386,13 +386,11 @@ static void test_data(void **state)
     LISTED(keys, MESSAGE(keys, 1), gid, (&(struct proto_gid){9}),
            "01000000"
            "09000000");
-    proto_rdma_put_put(&out, MESSAGE(rdma_put, 4, 1, 1)); /* RDMA_PUT: view, rail, ranges */
-    proto_range_put(&out, &range);
-    proto_id_put(&out, MESSAGE(id, 512));
-    LEFT(rdma_put, PROTO_RANGE + 8);
-    expect(&out, "04000000"
-                 "01000000"
-                 "01000000" RANGE "0002000000000000");
+    /* RDMA_PUT: view, rail, ranges */
+    LISTED(puts, MESSAGE(puts, 4, 1, 1), put_range, (&(struct proto_put_range){1, 4096, 1ull << 32, 512}),
+           "04000000"
+           "01000000"
+           "01000000" RANGE "0002000000000000");
 }
 
 static void test_peers(void **state)
