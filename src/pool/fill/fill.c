@@ -320,8 +320,7 @@ static void settle(struct wset *ws, struct bytes_out *records)
         wset_failure(ws, i, -EIO, "the daemon never loaded it: an internal error, please report it");
         wset_piece(ws, i, f, 0, 0, 0, -EIO);
         if (ws->nnodes)
-            proto_ready_record_put(records,
-                                   &(struct proto_ready_record){.sample = i, .field = f, .status = -EIO});
+            proto_ready_record_put(records, &(struct proto_ready_record){i, f, 0, 0, 0, -EIO});
     }
     if (missed)
         log_error("%s: internal error: loading ended without %" PRIu64 " samples, the first is %" PRIu64

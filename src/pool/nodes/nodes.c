@@ -90,9 +90,10 @@ static void resync_answer(void *user, struct peer_reply *reply)
     struct wset *ws = pool_find_uuid(r->cluster->pool, r->uuid);
     if (ws)
         ws->resyncing &= ~(1ull << r->node);
-    struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
+    struct proto_resync_reply m;
     if (ws && reply->status == 0) {
-        if ((ws->lost_nodes >> r->node & 1) && bytes_get_u32(&in) == 1) {
+        if ((ws->lost_nodes >> r->node & 1) && !proto_resync_reply_get(reply->body, reply->body_bytes, &m) &&
+            m.filled == 1) {
             wset_node_back(ws, r->node);
             wset_progressed(ws);
         }
@@ -109,6 +110,14 @@ static void resync_answer(void *user, struct peer_reply *reply)
     free(r);
 }
 
+/* RESYNC and FORGET. */
+static void put_flags(const struct wset *ws, uint32_t flags, struct bytes_out *body)
+{
+    struct proto_set_flags m = {.flags = flags};
+    memcpy(m.uuid, ws->uuid, PROTO_UUID);
+    proto_set_flags_put(body, &m);
+}
+
 void nodes_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags)
 {
     struct resync *r = cluster_is_up(c, n) ? malloc(sizeof(*r)) : NULL;
@@ -117,8 +126,7 @@ void nodes_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags
     *r = (struct resync){.cluster = c, .node = n};
     memcpy(r->uuid, ws->uuid, PROTO_UUID);
     struct bytes_out body = {0};
-    bytes_put(&body, ws->uuid, PROTO_UUID);
-    bytes_put_u32(&body, flags);
+    put_flags(ws, flags, &body);
     if (peer_call(c->links[n].peer, PROTO_RESYNC, &body, NULL, 0, NULL, resync_answer, r) < 0)
         free(r);
     else
@@ -162,23 +170,19 @@ static void link_incarnation(struct cluster_link *link, uint64_t incarnation)
     link->incarnation = incarnation;
 }
 
-/* Its answer to NODE: what it has. One of an older release says less. */
+/* Its answer to NODE: what it has. */
 static void link_update(struct cluster_link *link, struct peer_reply *reply)
 {
     struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
-    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
-    uint64_t cap = bytes_get_u64(&in);
-    bytes_get_u64(&in); /* free */
-    bytes_get_u64(&in); /* region */
-    uint64_t used = bytes_get_u64(&in);
-    if (reply->status < 0 || in.bad)
+    struct proto_node_reply m;
+    if (reply->status < 0 || proto_node_reply_next(&in, &m) < 0)
         return;
     link->known = true;
-    link->cap_bytes = cap;
-    link->used_bytes = used;
-    uint64_t incarnation = bytes_get_u64(&in);
-    if (!in.bad && incarnation)
-        link_incarnation(link, incarnation);
+    link->cap_bytes = m.cap_bytes;
+    link->used_bytes = m.used_bytes;
+    if (m.incarnation)
+        link_incarnation(link, m.incarnation);
+    proto_node_reply_fini(&m);
 }
 
 /*
@@ -190,14 +194,17 @@ static bool link_is_right(struct cluster_link *link, const struct peer_reply *re
     const struct cluster *c = link->cluster;
     const char *meant = c->config.nodes[link - c->links];
     struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
-    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
-    if (name && strcmp(name, meant) == 0)
-        return true;
+    struct proto_name m;
+    int rc = proto_name_next(&in, &m);
+    bool right = rc == 0 && strcmp(m.name, meant) == 0;
     char why[320];
     snprintf(why, sizeof(why),
              "%.140s answers there: does the name or address lead to the right host, and is nodes the same "
              "on both?",
-             name ? name : "no node");
+             rc == 0 ? m.name : "no node");
+    proto_name_fini(&m);
+    if (right)
+        return true;
     peer_reject(link->peer, LEAT_INVALID, why);
     if (peer_state(link->peer) != PEER_DOWN && !link->logged_wrong) {
         log_warning("an address of node %s is not its own: %s", meant, why);
@@ -243,7 +250,7 @@ static void link_up(struct peer *peer)
     link->introduced = false; /* by this connection */
     link->pinged = true;
     link->pinged_ns = clock_now_ns();
-    bytes_put_str(&body, link->cluster->config.self);
+    proto_name_put(&body, &(struct proto_name){link->cluster->config.self});
     peer_call(peer, PROTO_NODE, &body, NULL, 0, NULL, noted, link); /* who we are, and who is there? */
     bytes_out_fini(&body);
 }
@@ -264,7 +271,7 @@ static void link_look_after(struct cluster_link *link, unsigned n)
         peer_fail(link->peer, LEAT_TIMED_OUT, "the node does not answer");
     } else if (!link->pinged && cluster_is_up(c, n)) {
         struct bytes_out body = {0};
-        bytes_put_str(&body, c->config.self);
+        proto_name_put(&body, &(struct proto_name){c->config.self});
         link->pinged = peer_call(link->peer, PROTO_NODE, &body, NULL, 0, NULL, pong, link) == 0;
         link->pinged_ns = now;
         bytes_out_fini(&body);
@@ -373,8 +380,9 @@ void nodes_send_records(struct cluster *c, struct wset *ws, unsigned n, const vo
                         void (*done)(void *user, int status), void *user)
 {
     struct bytes_out body = {0};
-    bytes_put(&body, ws->uuid, PROTO_UUID);
-    bytes_put_u32(&body, (uint32_t)(bytes / PROTO_READY_RECORD));
+    struct proto_ready m = {.n = (uint32_t)(bytes / PROTO_READY_RECORD)};
+    memcpy(m.uuid, ws->uuid, PROTO_UUID);
+    proto_ready_put(&body, &m);
     bytes_put(&body, records, bytes);
     peer_event_done(c->links[n].peer, PROTO_READY, &body, done, user);
     bytes_out_fini(&body);
@@ -462,10 +470,9 @@ static int describe_put(struct cluster *c, unsigned n, const struct open_request
     struct proto_open o = {.flags = r->flags, .pool_bytes = r->pool_bytes, .name = r->name, .uri = r->uri};
     struct bytes_out head = {0}, open = {0};
     proto_open_put(&open, &o);
-    bytes_put_u32(&head, r->uid);
-    bytes_put_u32(&head, r->gid);
-    bytes_put_u32(&head, (uint32_t)open.len);
-    bytes_put(&head, open.data, open.len);
+    proto_describe_put(
+        &head, &(struct proto_describe){
+                   .uid = r->uid, .gid = r->gid, .open_bytes = (uint32_t)open.len, .open = open.data});
     bytes_put(body, head.data, head.len);
     int rc = head.failed || open.failed || body->failed ? -ENOMEM : 0;
     if (rc == 0 && access_signed(r->access))
@@ -568,8 +575,7 @@ static void nodes_open_forget(struct cluster *c, const void *user)
 void nodes_send_forget(struct cluster *c, const struct wset *ws, unsigned n, bool end, bool force)
 {
     struct bytes_out body = {0};
-    bytes_put(&body, ws->uuid, PROTO_UUID);
-    bytes_put_u32(&body, (end ? 1u : 0) | (force ? 2u : 0));
+    put_flags(ws, (end ? 1u : 0) | (force ? 2u : 0), &body);
     cluster_send(c, n, PROTO_FORGET, &body);
     bytes_out_fini(&body);
 }

@@ -18,13 +18,6 @@
 #include "pool/source/access.h"
 #include "pool/pool_internal.h"
 
-/* Tells `text` of what is sealed beside it: an access is worth nothing for another source or user. */
-static void head_put(struct bytes_out *body, uint32_t uid, const char *spec)
-{
-    bytes_put_u32(body, uid);
-    bytes_put_str(body, spec);
-}
-
 int nodes_seal_access(struct cluster *c, unsigned n, struct access *access, const void *aad, size_t aad_len,
                       struct bytes_out *out)
 {
@@ -58,10 +51,10 @@ void nodes_send_access(struct cluster *c, unsigned n, uint32_t uid, const char *
     if (!cluster_is_up(c, n) || !access_signed(access))
         return;
     struct bytes_out body = {0};
-    head_put(&body, uid, spec);
+    proto_access_of_put(&body, &(struct proto_access_of){.uid = uid, .source = spec});
     int rc = body.failed ? -ENOMEM : 0;
     if (rc == 0) {
-        /* The head is what is sealed to: a copy, as the body grows behind it. */
+        /* The head is what is sealed to: for another source or user it is worth nothing. A copy, as the body grows behind it. */
         AUTO_FREE uint8_t *head = malloc(body.len);
         size_t len = body.len;
         if (head)
@@ -87,17 +80,14 @@ void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char 
 int nodes_on_access(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint32_t uid = bytes_get_u32(&in);
-    AUTO_FREE char *spec = bytes_get_str(&in, PROTO_STR_MAX);
-    if (in.bad || !spec)
+    struct proto_access_of of;
+    if (proto_access_of_next(&in, &of) < 0)
         return LEAT_CORRUPT;
-    struct access *access;
-    size_t head = in.pos;
-    int rc =
-        nodes_unseal_access(c, session, m->body, head, m->body + head, m->frame.body_bytes - head, &access);
-    if (rc < 0)
-        return rc;
-    access_cache_received(c->pool, uid, spec, access);
+    struct access *access = NULL;
+    int rc = nodes_unseal_access(c, session, m->body, in.pos, m->body + in.pos, bytes_left(&in), &access);
+    if (rc == 0)
+        access_cache_received(c->pool, of.uid, of.source, access);
     access_unref(access);
-    return 0;
+    proto_access_of_fini(&of);
+    return rc;
 }

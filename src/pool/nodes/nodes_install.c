@@ -24,7 +24,6 @@
 #define INDEX_BLOB_MAX   (64 * GIB)
 #define COMPLETE_WAIT_NS (10 * NS_PER_S)
 #define COMPLETE_LOOK_NS (20 * NS_PER_MS)
-#define TAIL_BYTES       (4 + 8 + PROTO_UUID)
 
 struct pending_install {
     struct work work;
@@ -43,9 +42,7 @@ struct pending_install {
     struct rpc_session *session; /* NULL: it closed */
     uint16_t type;
     uint64_t id;
-    uint32_t flags;
-    uint64_t first_new_address;
-    uint8_t replaces[PROTO_UUID];
+    struct proto_install more;
     struct loop_timer timer;
     uint64_t until_ns;
     void *map;
@@ -235,7 +232,7 @@ static int find_replaced(struct pending_install *a, struct wset *old)
     struct leat_error *err = &a->err;
     if (!old)
         return error_set(err, LEAT_STALE, "the version that it follows is not here");
-    bool fits = a->first_new_address == (uint64_t)old->nregions * old->region_bytes &&
+    bool fits = a->more.first_new_address == (uint64_t)old->nregions * old->region_bytes &&
                 ws->region_bytes == old->region_bytes && ws->nregions >= old->nregions &&
                 ws->index.header->nsamples >= old->index.header->nsamples &&
                 ws->index.header->nfields == old->index.header->nfields && ws->owner_uid == old->owner_uid &&
@@ -271,8 +268,8 @@ static void install_go(struct pending_install *a)
         rc = error_set(&a->err, LEAT_INVALID, "the set is installed here already");
     if (rc == 0)
         rc = pool_sets_check(c->pool, ws->owner_uid, &a->err);
-    if (rc == 0 && memcmp(a->replaces, none, PROTO_UUID) != 0) {
-        old = pool_find_uuid(c->pool, a->replaces);
+    if (rc == 0 && memcmp(a->more.replaces, none, PROTO_UUID) != 0) {
+        old = pool_find_uuid(c->pool, a->more.replaces);
         rc = find_replaced(a, old);
         if (rc == -EAGAIN) { /* READYs of other nodes are on their way */
             loop_timer_set(c->loop, &a->timer, clock_now_ns() + COMPLETE_LOOK_NS);
@@ -285,9 +282,9 @@ static void install_go(struct pending_install *a)
                        ws->name);
     if (rc == 0)
         nodes_holder(ws, a->session);
-    if (rc == 0 && (a->flags & INSTALL_PREPARE)) {
+    if (rc == 0 && (a->more.flags & INSTALL_PREPARE)) {
         ws->replaces = old ? wset_ref(old) : NULL;
-        ws->first_new_address = old ? a->first_new_address : 0;
+        ws->first_new_address = old ? a->more.first_new_address : 0;
         ws->placer = a->session->node;
         rc = pool_prepare(c->pool, ws, 0, install_prepared, a);
         if (rc == 0)
@@ -297,7 +294,7 @@ static void install_go(struct pending_install *a)
         if (rc == 0)
             rc = pool_host(c->pool, ws, 0, &a->err);
         if (rc < 0) {
-            struct wset *held = pool_find_uuid(c->pool, a->replaces);
+            struct wset *held = pool_find_uuid(c->pool, a->more.replaces);
             if (held && held->appender == ws)
                 held->appender = NULL;
             wset_unref(ws);
@@ -350,13 +347,9 @@ static void install_validated(struct work *work)
 
 static int install_parse(struct pending_install *a)
 {
-    if (a->body_bytes < TAIL_BYTES)
-        return LEAT_CORRUPT;
-    struct bytes_in tail = bytes_in_of(a->body + a->body_bytes - TAIL_BYTES, TAIL_BYTES);
-    a->flags = bytes_get_u32(&tail);
-    a->first_new_address = bytes_get_u64(&tail);
-    memcpy(a->replaces, bytes_get(&tail, PROTO_UUID), PROTO_UUID);
-    return proto_ws_get(a->body, a->body_bytes - TAIL_BYTES, &a->m);
+    struct bytes_in in = bytes_in_of(a->body, a->body_bytes);
+    int rc = proto_ws_next(&in, &a->m);
+    return rc < 0 ? rc : proto_install_get(in.data + in.pos, bytes_left(&in), &a->more);
 }
 
 static void install_arrived(void *user, int status)

@@ -63,7 +63,7 @@ void nodes_expire_unconfirmed(struct cluster *c);
 void nodes_confirm(struct cluster *c, unsigned n);
 bool cluster_is_up(const struct cluster *c, unsigned n);
 void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body);
-/* `bytes` of records as one message, to a node that is up; done: when it was sent or dropped, which may be at once. */
+/* `bytes` of proto_ready_record as one message, to a node that is up; done: when it was sent or dropped, which may be at once. */
 void nodes_send_records(struct cluster *c, struct wset *ws, unsigned n, const void *records, size_t bytes,
                         void (*done)(void *user, int status), void *user);
 void nodes_send_forget(struct cluster *c, const struct wset *ws, unsigned n, bool end, bool force);
@@ -88,7 +88,7 @@ void nodes_end_pending_installs(struct cluster *c);
 void nodes_commit(struct cluster *c, struct wset *ws);
 /* To one node, that may have missed it. */
 void nodes_send_commit(struct cluster *c, const struct wset *ws, unsigned n);
-int nodes_on_commit(struct cluster *c, struct bytes_in *in);
+int nodes_on_commit(struct cluster *c, const void *body, size_t len);
 /* The node that was to commit it is gone; those for whom nobody has done it since. */
 void nodes_orphan(struct wset *ws);
 void nodes_drop_orphans(struct cluster *c);

@@ -44,11 +44,10 @@ struct placing_call {
 /* --- COMMIT ------------------------------------------------------------------------------------------------------------ */
 
 /* To all, hosts or not: one that has the version before as a reader must not find it by its name any more. */
-static void tell_commit(struct cluster *c, const uint8_t uuid[PROTO_UUID], const uint8_t old[PROTO_UUID])
+static void tell_commit(struct cluster *c, const struct proto_commit *m)
 {
     struct bytes_out body = {0};
-    bytes_put(&body, uuid, PROTO_UUID);
-    bytes_put(&body, old, PROTO_UUID);
+    proto_commit_put(&body, m);
     for (unsigned n = 0; n < c->config.nnodes; n++)
         cluster_send(c, n, PROTO_COMMIT, &body);
     bytes_out_fini(&body);
@@ -56,33 +55,34 @@ static void tell_commit(struct cluster *c, const uint8_t uuid[PROTO_UUID], const
 
 void nodes_send_commit(struct cluster *c, const struct wset *ws, unsigned n)
 {
-    static const uint8_t none[PROTO_UUID];
+    struct proto_commit m = {0}; /* a node that has prepared it knows which version is before it */
     if (ws->prepared || !cluster_hosts(ws, n))
         return;
     struct bytes_out body = {0};
-    bytes_put(&body, ws->uuid, PROTO_UUID);
-    bytes_put(&body, none, PROTO_UUID); /* who has prepared it knows which */
+    memcpy(m.uuid, ws->uuid, PROTO_UUID);
+    proto_commit_put(&body, &m);
     cluster_send(c, n, PROTO_COMMIT, &body);
     bytes_out_fini(&body);
 }
 
 void nodes_commit(struct cluster *c, struct wset *ws)
 {
-    uint8_t old[PROTO_UUID] = {0};
+    struct proto_commit m = {0};
     if (!ws->prepared || ws->preparing)
         return;
+    memcpy(m.uuid, ws->uuid, PROTO_UUID);
     if (ws->replaces)
-        memcpy(old, ws->replaces->uuid, PROTO_UUID);
+        memcpy(m.replaces, ws->replaces->uuid, PROTO_UUID);
     pool_commit(c->pool, ws);
-    tell_commit(c, ws->uuid, old);
+    tell_commit(c, &m);
 }
 
-int nodes_on_commit(struct cluster *c, struct bytes_in *in)
+int nodes_on_commit(struct cluster *c, const void *body, size_t len)
 {
-    const uint8_t *uuid = bytes_get(in, PROTO_UUID), *old = bytes_get(in, PROTO_UUID);
-    if (bytes_in_done(in) < 0)
+    struct proto_commit m;
+    if (proto_commit_get(body, len, &m) < 0)
         return LEAT_CORRUPT;
-    struct wset *ws = pool_find_uuid(c->pool, uuid), *before = pool_find_uuid(c->pool, old);
+    struct wset *ws = pool_find_uuid(c->pool, m.uuid), *before = pool_find_uuid(c->pool, m.replaces);
     if (ws)
         nodes_commit(c, ws);
     else if (before)
@@ -176,11 +176,13 @@ static void blob_sent(void *user, int status)
 
 void nodes_put_install(const struct wset *ws, uint32_t flags, struct bytes_out *body)
 {
-    static const uint8_t none[PROTO_UUID];
+    struct proto_install m = {.flags = flags};
+    if (ws->replaces) {
+        m.first_new_address = ws->first_new_address;
+        memcpy(m.replaces, ws->replaces->uuid, PROTO_UUID);
+    }
     nodes_describe(ws, body);
-    bytes_put_u32(body, flags);
-    bytes_put_u64(body, ws->replaces ? ws->first_new_address : 0);
-    bytes_put(body, ws->replaces ? ws->replaces->uuid : none, PROTO_UUID);
+    proto_install_put(body, &m);
 }
 
 static int install_on(struct placing *p, unsigned n)
@@ -331,10 +333,9 @@ static void offered(void *user, struct peer_reply *reply)
     struct placing *p = call->placing;
     if (reply->status == 0) {
         struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
-        AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
-        bytes_get_u64(&in);
-        uint64_t free_bytes = bytes_get_u64(&in);
-        p->free_bytes[call->node] = in.bad ? 0 : free_bytes;
+        struct proto_node_reply m;
+        p->free_bytes[call->node] = proto_node_reply_next(&in, &m) < 0 ? 0 : m.free_bytes;
+        proto_node_reply_fini(&m);
     }
     free(call);
     if (--p->waiting == 0)
@@ -355,7 +356,7 @@ int nodes_place(struct cluster *c, struct wset *ws, uint64_t limit, pool_prepare
                           .user = user,
                           .waiting = 1};
     struct bytes_out body = {0};
-    bytes_put_str(&body, c->config.self);
+    proto_name_put(&body, &(struct proto_name){c->config.self});
     for (unsigned n = 0; n < c->config.nnodes; n++) {
         struct placing_call *call = cluster_is_up(c, n) ? malloc(sizeof(*call)) : NULL;
         if (!call)

@@ -37,22 +37,23 @@ int cluster_accept(struct rpc_session *session, uint16_t type, uint64_t id)
 
 static int on_node(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    AUTO_FREE char *name = bytes_get_str(&in, PROTO_STR_MAX);
-    if (bytes_in_done(&in) < 0)
+    struct proto_name who;
+    if (proto_name_get(m->body, m->frame.body_bytes, &who) < 0)
         return LEAT_CORRUPT;
     session->node = RPC_NODE_UNKNOWN;
     for (unsigned n = 0; n < c->config.nnodes; n++) {
-        if (strcmp(c->config.nodes[n], name) == 0)
+        if (strcmp(c->config.nodes[n], who.name) == 0)
             session->node = n;
     }
+    proto_name_fini(&who);
     struct bytes_out body = {0};
-    bytes_put_str(&body, c->config.self);
-    bytes_put_u64(&body, c->pool->budget.cap_bytes);
-    bytes_put_u64(&body, pool_free_bytes(c->pool));
-    bytes_put_u64(&body, c->pool->config.region_bytes);
-    bytes_put_u64(&body, atomic_load(&c->pool->budget.used_bytes));
-    bytes_put_u64(&body, c->incarnation);
+    proto_node_reply_put(&body,
+                         &(struct proto_node_reply){.name = c->config.self,
+                                                    .cap_bytes = c->pool->budget.cap_bytes,
+                                                    .free_bytes = pool_free_bytes(c->pool),
+                                                    .region_bytes = c->pool->config.region_bytes,
+                                                    .used_bytes = atomic_load(&c->pool->budget.used_bytes),
+                                                    .incarnation = c->incarnation});
     conn_send(session->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
     return 0;
@@ -118,20 +119,19 @@ static void describe_opened(struct open_request *r, struct wset *ws, const struc
 static int on_describe(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    uint32_t uid = bytes_get_u32(&in), gid = bytes_get_u32(&in), bytes = bytes_get_u32(&in);
-    const void *open = bytes_get(&in, bytes);
-    struct proto_open o = {0};
+    struct proto_describe d;
+    struct proto_open o;
     struct access *access = NULL;
-    int rc = in.bad ? LEAT_CORRUPT : proto_open_get(open, bytes, &o);
-    if (rc < 0)
+    int rc = proto_describe_next(&in, &d);
+    if (rc < 0 || (rc = proto_open_get(d.open, d.open_bytes, &o)) < 0)
         return rc;
     if (bytes_left(&in) > 0)
         rc = nodes_unseal_access(c, session, m->body, in.pos, m->body + in.pos, bytes_left(&in), &access);
     struct open_request *r = rc == 0 ? calloc(1, sizeof(*r)) : NULL;
     if (r)
         *r = (struct open_request){.flags = o.flags,
-                                   .uid = uid,
-                                   .gid = gid,
+                                   .uid = d.uid,
+                                   .gid = d.gid,
                                    .pool_bytes = o.pool_bytes,
                                    .name = TAKE_PTR(o.name),
                                    .uri = TAKE_PTR(o.uri),
@@ -173,12 +173,8 @@ static void tell_part(void *user, uint64_t i, unsigned f, const struct index_par
     struct catchup *t = user;
     struct wset *ws = t->ws;
     if (wset_sample_state(ws, i) == LIVE_FAILED) {
-        proto_ready_record_put(&t->records,
-                               &(struct proto_ready_record){.sample = i,
-                                                            .field = f,
-                                                            .offset = offset,
-                                                            .bytes = bytes,
-                                                            .status = wset_failure_get(ws, i, NULL)});
+        proto_ready_record_put(
+            &t->records, &(struct proto_ready_record){i, f, 0, offset, bytes, wset_failure_get(ws, i, NULL)});
         return;
     }
     /* A whole part's CRC is on record; a piece of one is computed again. */
@@ -202,8 +198,8 @@ static void tell_part(void *user, uint64_t i, unsigned f, const struct index_par
 /* Also of samples that are not whole yet: the rest is told by whoever holds it. */
 static void tell_piece(void *user, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc)
 {
-    struct catchup *t = user;
-    proto_ready_record_put(&t->records, &(struct proto_ready_record){i, f, crc, offset, bytes, 0});
+    proto_ready_record_put(&((struct catchup *)user)->records,
+                           &(struct proto_ready_record){i, f, crc, offset, bytes, 0});
 }
 
 static void catchup_pushed(struct catchup *t)
@@ -333,12 +329,10 @@ void nodes_catch_up(struct cluster *c, struct wset *ws, unsigned n)
 
 static int on_resync(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
-    uint32_t flags = bytes_get_u32(&in);
-    if (bytes_in_done(&in) < 0)
+    struct proto_set_flags asked;
+    if (proto_set_flags_get(m->body, m->frame.body_bytes, &asked) < 0)
         return LEAT_CORRUPT;
-    struct wset *ws = pool_find_uuid(c->pool, uuid);
+    struct wset *ws = pool_find_uuid(c->pool, asked.uuid);
     if (!ws || session->node >= c->config.nnodes) {
         struct leat_error err;
         error_set(&err, LEAT_NOT_FOUND, "the set is not here (any more)");
@@ -353,12 +347,12 @@ static int on_resync(struct cluster *c, struct rpc_session *session, struct conn
                   "this node was started anew and does not hold its regions of the set");
         return cluster_refuse(session, m->frame.type, m->frame.id, &err);
     }
-    if (flags & RESYNC_HOLD)
+    if (asked.flags & RESYNC_HOLD)
         nodes_holder(ws, session);
-    if (flags & RESYNC_TELL)
+    if (asked.flags & RESYNC_TELL)
         nodes_catch_up(c, ws, session->node);
     struct bytes_out body = {0};
-    bytes_put_u32(&body, atomic_load(&ws->pending_bytes) == 0);
+    proto_resync_reply_put(&body, &(struct proto_resync_reply){atomic_load(&ws->pending_bytes) == 0});
     conn_send(session->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
     return 0;
@@ -367,25 +361,20 @@ static int on_resync(struct cluster *c, struct rpc_session *session, struct conn
 static int on_ready(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
-    uint32_t n = bytes_get_u32(&in);
-    if (in.bad)
+    struct proto_ready ready;
+    if (proto_ready_next(&in, &ready) < 0)
         return LEAT_CORRUPT;
-    struct wset *ws = pool_find_uuid(c->pool, uuid);
-    for (uint32_t k = 0; k < n && !in.bad; k++) {
-        uint64_t sample = bytes_get_u64(&in);
-        uint32_t field = bytes_get_u32(&in), crc = bytes_get_u32(&in);
-        uint64_t offset = bytes_get_u64(&in), bytes = bytes_get_u64(&in);
-        int status = (int)bytes_get_u32(&in);
-        if (!ws || in.bad)
-            continue;
-        if (status < 0 && sample < ws->index.header->nsamples)
-            wset_failure(ws, sample, status, "another node could not load it (see the log there)");
-        wset_piece(ws, sample, field, offset, bytes, crc, status);
+    struct wset *ws = pool_find_uuid(c->pool, ready.uuid);
+    for (uint32_t k = 0; ws && k < ready.n; k++) {
+        struct proto_ready_record r;
+        proto_ready_record_next(&in, &r);
+        if (r.status < 0 && r.sample < ws->index.header->nsamples)
+            wset_failure(ws, r.sample, r.status, "another node could not load it (see the log there)");
+        wset_piece(ws, r.sample, r.field, r.offset, r.bytes, r.crc, r.status);
     }
     if (ws)
         wset_progressed(ws);
-    return bytes_in_done(&in) < 0 ? LEAT_CORRUPT : 0;
+    return 0;
 }
 
 void nodes_holder(struct wset *ws, const struct rpc_session *session)
@@ -411,20 +400,17 @@ static void holder_gone(struct cluster *c, struct wset *ws, unsigned n)
 
 static int on_commit(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    return nodes_on_commit(c, &in);
+    return nodes_on_commit(c, m->body, m->frame.body_bytes);
 }
 
 static int on_forget(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
-    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    const uint8_t *uuid = bytes_get(&in, PROTO_UUID);
-    uint32_t flags = bytes_get_u32(&in);
-    if (bytes_in_done(&in) < 0)
+    struct proto_set_flags said;
+    if (proto_set_flags_get(m->body, m->frame.body_bytes, &said) < 0)
         return LEAT_CORRUPT;
-    struct wset *ws = pool_find_uuid(c->pool, uuid);
-    if (ws && (flags & 1))
-        pool_drop(c->pool, ws, flags & 2 ? POOL_DROP_FORCE : POOL_SWEEP);
+    struct wset *ws = pool_find_uuid(c->pool, said.uuid);
+    if (ws && (said.flags & 1))
+        pool_drop(c->pool, ws, said.flags & 2 ? POOL_DROP_FORCE : POOL_SWEEP);
     else if (ws && session->node < CLUSTER_NODES_MAX)
         holder_gone(c, ws, session->node);
     return 0;
