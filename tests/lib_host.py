@@ -70,15 +70,15 @@ def only_tables(daemon):
     return pool["used_bytes"] == pool["table_bytes"]
 
 
-def wait_for(what, seconds=PATIENCE, message="it never came true"):
-    """The first true value of what()."""
+def wait_for(what, seconds=2 * PATIENCE, message="it never came true"):
+    """The first true value of what(), which is asked again and again. The only wait of this kind: tools/waits refuses others."""
     end = time.monotonic() + seconds
     while True:
         value = what()
         if value:
             return value
         assert time.monotonic() < end, message() if callable(message) else message
-        time.sleep(0.005)
+        time.sleep(0.005)  # waits: here
 
 
 def proc_text(pid, name):

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import lib_host
 
@@ -23,14 +22,13 @@ ACCESS, SECRET = "test:tester", "testing"
 
 
 def wait_for_port(port, process, log, seconds=30):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    def listens():
         if process.poll() is not None:
             raise RuntimeError(f"ended with {process.returncode}: {pathlib.Path(log).read_text()[-2000:]}")
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5):
-            return
-        time.sleep(0.05)
-    raise RuntimeError(f"nobody listens on {port} after {seconds} s: {pathlib.Path(log).read_text()[-2000:]}")
+            return True
+
+    lib_host.wait_for(listens, seconds, lambda: f"no process listens on {port} after {seconds} s: {pathlib.Path(log).read_text()[-2000:]}")
 
 
 class Server:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 
+import lib_host
 import pytest
 
 pytestmark = pytest.mark.plain
@@ -46,14 +47,6 @@ def is_there(pid):
         return False
 
 
-def wait_for(what, condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
-    return found
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("suite, metric, program", [("store", "store.list.rate", "leat serve"), ("read", "shm.4k", "bench/read_leat")])
 def test_nothing_outlives_it(tmp_path, number, suite, metric, program):
@@ -64,12 +57,12 @@ def test_nothing_outlives_it(tmp_path, number, suite, metric, program):
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                            env={**os.environ, "LEAT_BENCH_DIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"})
     try:
-        wait_for(f"{program} does not start", lambda: run.poll() is not None or any(program in line for line in processes_with(mark).values()))
+        lib_host.wait_for(lambda: run.poll() is not None or any(program in line for line in processes_with(mark).values()), message=f"{program} does not start")
         assert run.poll() is None
         started = below(run.pid)
         run.send_signal(number)
         assert run.wait(60) == (128 + number if number == signal.SIGTERM else -number)
-        wait_for("something outlived bench/run", lambda: not processes_with(mark) and not any(os.path.exists(f"/proc/{pid}") for pid in started))
+        lib_host.wait_for(lambda: not processes_with(mark) and not any(os.path.exists(f"/proc/{pid}") for pid in started), message="something outlived bench/run")
     finally:
         for pid in {*processes_with(mark), *started}:
             with contextlib.suppress(ProcessLookupError):
@@ -107,10 +100,10 @@ def test_what_a_killed_one_left_is_put_away(killed):
     assert done.returncode == (128 + signal.SIGKILL if killed == "run" else -signal.SIGKILL)
     if killed == "both":
         assert all(map(os.path.exists, left))
-        wait_for("the run does not end", lambda: not is_there(left[0].split(".")[2]))
+        lib_host.wait_for(lambda: not is_there(left[0].split(".")[2]), message="the run does not end")
         assert run("").returncode == 0  # the next one
     assert not any(map(os.path.exists, left))
-    assert not inside or wait_for("who was in a namespace is still there", lambda: not is_there(inside))
+    assert not inside or lib_host.wait_for(lambda: not is_there(inside), message="who was in a namespace is still there")
 
 
 def turns(cases):

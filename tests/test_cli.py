@@ -14,8 +14,8 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 
+import lib_host
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -734,9 +734,7 @@ def test_stop_ends_the_daemon(tmp_path, tree):
     env = {"XDG_RUNTIME_DIR": str(tmp_path), "LEAT_JOB": "stops", "LEAT_LEATD": str(LEATD)}
     leat("preload", tree[0] / "a.npy", "--name", "array", env=env, check=0)
     assert json.loads(leat("stop", "--json", env=env, check=0).stdout)["stopped"] is True
-    deadline = time.monotonic() + 20
-    while leat("status", env=env).returncode == 0 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    lib_host.wait_for(lambda: leat("status", env=env).returncode)
     leat("status", env=env, check=3)
 
 

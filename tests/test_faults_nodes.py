@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 import lib_host
 import pytest
@@ -48,15 +47,6 @@ class Node:
         return pathlib.Path(self.log.name).read_text()
 
 
-def eventually(what, seconds=30):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if what():
-            return
-        time.sleep(0.05)
-    assert what()
-
-
 @pytest.fixture
 def nodes():
     with tempfile.TemporaryDirectory(prefix="leat-") as folder:
@@ -68,7 +58,7 @@ def nodes():
         both = [Node(folder, n, names) for n in range(2)]
         try:
             for node in both:
-                eventually(lambda node=node: "is up" in node.text())
+                lib_host.wait_for(lambda node=node: "is up" in node.text())
             yield folder, both
         finally:
             for node in both:
@@ -112,7 +102,7 @@ def test_one_set_for_both_and_none_afterwards(nodes):
         r.stdin.close()
         assert r.wait(30) == 0
     # Each holds it for the other only: that is no reason to keep it.
-    eventually(lambda: [node.used() for node in both] == [0, 0])
+    lib_host.wait_for(lambda: [node.used() for node in both] == [0, 0])
 
 
 @pytest.mark.slow
@@ -121,7 +111,7 @@ def test_stopped_node_is_noticed(nodes):
     first = reader(both[0], f"{folder}/a.npy")
     assert first.stdout.readline().strip() == "00010203"
     both[1].process.send_signal(signal.SIGSTOP)
-    eventually(lambda: "does not answer" in both[0].text(), 60)
+    lib_host.wait_for(lambda: "does not answer" in both[0].text(), 60)
     first.stdin.close()
     assert first.wait(30) == 0
     # Who asks now is not held up by it.
@@ -134,7 +124,7 @@ def test_stopped_node_is_noticed(nodes):
 def test_status_shows_the_nodes(nodes):
     """Each node says of all: where, in what state, how much it has and how much of that is taken; also for people."""
     _, both = nodes
-    eventually(lambda: all("cap_bytes" in n for node in both for n in node.query()["nodes"]))
+    lib_host.wait_for(lambda: all("cap_bytes" in n for node in both for n in node.query()["nodes"]))
     seen = both[0].query()["nodes"]
     assert [n["state"] for n in seen] == ["self", "up"] and [n["connected"] for n in seen] == [True, True]
     assert [n["cap_bytes"] for n in seen] == [64 << 20] * 2 and all(n["used_bytes"] == 0 for n in seen)
@@ -145,7 +135,7 @@ def test_status_shows_the_nodes(nodes):
     other = f'leat_node_up{{node="{seen[1]["address"]}"}}'
     assert f"{other} 1" in metrics() and "leat_lost_samples 0" in metrics()
     both[1].process.terminate()
-    eventually(lambda: both[0].query()["nodes"][1]["state"] == "down")
+    lib_host.wait_for(lambda: both[0].query()["nodes"][1]["state"] == "down")
     assert f"{other} 0" in metrics()
     text = subprocess.run([LEAT, "status", f"--socket={both[0].socket}"],
                           capture_output=True, text=True, check=True).stdout

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+import lib_host
 import lib_s3
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -186,9 +187,7 @@ def test_errors_say_what_and_why(swift, tmp_path):
 def test_interrupted_leaves_nothing(swift, tmp_path):
     process = subprocess.Popen([LEAT, "cp", "-r", "s3://bucket1/tree", tmp_path / "back"], env={**CLEAN, **swift.env()},
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    end = time.monotonic() + 20
-    while not leftovers(tmp_path) and process.poll() is None and time.monotonic() < end:
-        time.sleep(0.001)
+    lib_host.wait_for(lambda: leftovers(tmp_path) or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode in (0, 130), err

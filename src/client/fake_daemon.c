@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "base/testing.h"
 
 #define MUST(x)                                                                                              \
     do {                                                                                                     \
@@ -216,7 +217,7 @@ static void on_open(struct fake_daemon *f, int fd, const struct net_reply *m)
         bytes_put_u64(&progress, i);
     for (unsigned i = 0; i < f->options.slow_open; i++) {
         net_frame_send(fd, PROTO_EVENT, PROTO_PROGRESS, m->frame.id, &progress, NULL, 0, 0);
-        usleep(40000);
+        test_pause_us(40000);
     }
     net_frame_send(fd, PROTO_EVENT, PROTO_PROGRESS, m->frame.id, &progress, NULL, 0, 0);
     bytes_out_fini(&progress);

@@ -10,12 +10,15 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 #include "client/client.h"
 #include "client/connect.h"
 #include "client/fake_daemon.h"
@@ -250,9 +253,11 @@ static void test_eight_at_once(void **state)
         assert_int_equal(status, 0);
     }
     assert_int_equal(read_pids("eight", &daemon_pid), 1);
+    struct pollfd gone = {.fd = (int)syscall(SYS_pidfd_open, daemon_pid, 0), .events = POLLIN};
+    assert_true(gone.fd >= 0);
     kill(daemon_pid, SIGKILL);
-    for (unsigned i = 0; i < 400 && kill(daemon_pid, 0) == 0; i++)
-        usleep(5000);
+    test_wait_until(poll(&gone, 1, 0) == 1);
+    close(gone.fd);
     assert_int_equal(try_connect("ok", "eight"), 0); /* its socket is still there, and refuses */
     assert_int_equal(read_pids("eight", &daemon_pid), 2);
     kill(daemon_pid, SIGKILL);

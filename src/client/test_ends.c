@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 
 static struct leat_error err;
 
@@ -40,12 +41,8 @@ static void test_daemon_dies(void **state)
     fake_hang_up(x.daemon);
     struct leat_batch *other;
     int rc = 0;
-    for (unsigned i = 0; i < 400 && rc == 0; i++) { /* the end of file takes a moment to arrive */
-        rc = leat_read_batch(view, ids, 2, 0, &other, &err);
-        if (!rc)
-            leat_batch_release(other);
-        usleep(5000);
-    }
+    /* The end of file takes a moment to arrive. */
+    test_run_until((rc = leat_read_batch(view, ids, 2, 0, &other, &err)) != 0, leat_batch_release(other));
     assert_int_equal(rc, LEAT_PEER_GONE);
     assert_int_equal(leat_open(x.client, "set", NULL, &ws, &err), LEAT_PEER_GONE);
     struct leat_view *far;
@@ -72,8 +69,7 @@ static int gives_up(const struct leat_progress *progress, void *user)
 
 static void wait_for_cancels(const struct fake_daemon *f, unsigned n)
 {
-    for (unsigned i = 0; i < 200 && f->cancels < n; i++)
-        usleep(5000);
+    test_wait_until(f->cancels >= n);
     assert_int_equal(f->cancels, n);
 }
 
@@ -130,8 +126,7 @@ static void test_slow_open(void **state)
     char *text; /* its answer comes first, and what it opened is closed */
     assert_int_equal(leat_query(client, LEAT_QUERY_STATUS, NULL, &text, &err), 0);
     leat_free(text);
-    for (unsigned i = 0; i < 400 && f->closes == closes; i++)
-        usleep(5000);
+    test_wait_until(f->closes != closes);
     assert_int_equal(f->closes, closes + 1);
     leat_disconnect(client);
     fake_stop(f);
@@ -357,9 +352,8 @@ static void test_fairq(void **state)
     open_hooked(&x, (struct fake_options){.remote_odd = true});
     x.daemon->hold_broker = true;
     assert_int_equal(pthread_create(&thread, NULL, read_for_long, &x), 0);
-    while (!x.daemon->brokers)
-        usleep(1000);
-    usleep(20000);
+    test_wait_until(x.daemon->brokers);
+    test_pause_us(20000);
     assert_int_equal(leat_read(x.ws, FAKE_REGION_BYTES / 60 + 2, 0, buf, 60, 50 * NS_PER_MS, NULL, &err),
                      LEAT_TIMED_OUT);
     hook_left = 0;
@@ -439,7 +433,7 @@ static void test_frozen_node(void **state)
     uint8_t late[256];
     memset(late, 0xee, sizeof(late));
     send(x.daemon->broker_peer, late, sizeof(late), MSG_NOSIGNAL | MSG_DONTWAIT);
-    usleep(20000);
+    test_pause_us(20000);
     for (unsigned b = 0; b < 2; b++) {
         const uint8_t *data = leat_batch_data(kept[b], 0, NULL);
         for (unsigned i = 0; i < 4; i++)
@@ -465,7 +459,7 @@ static void test_frozen_node(void **state)
 static void *lose_soon(void *user)
 {
     struct fake_daemon *f = user;
-    usleep(300000);
+    test_pause_us(300000);
     memset(f->live_map + 4096, LIVE_LOST, FAKE_SAMPLES);
     return NULL;
 }

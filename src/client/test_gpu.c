@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/ledger.h"
+#include "base/testing.h"
 #include "failalloc.h"
 #include "fakecuda.h"
 #include "gpu/cuda.h"
@@ -71,12 +72,8 @@ static int teardown(void **state)
     fake.refuse("", 0, 0);
     fake.capture(NULL, 0);
     fake.hold("", NULL);
-    fake.stat(&s);
-    for (unsigned i = 0; s.pinned && i < 1000; i++) { /* what a closed view left to the next one */
-        leat_view_close(fixture_load(x->ws, 8, 1));
-        usleep(1000);
-        fake.stat(&s);
-    }
+    /* What a closed view left to the next one. */
+    test_run_until((fake.stat(&s), !s.pinned), leat_view_close(fixture_load(x->ws, 8, 1)));
     fixture_close(x);
     fake.stat(&s);
     assert_int_equal(s.wrong, 0);
@@ -297,14 +294,11 @@ static void *release_on_stream_2(void *batch)
     return (void *)(intptr_t)leat_batch_release_on_stream(batch, (void *)2, NULL);
 }
 
-/* As many calls as that were held, or none comes any more. */
+/* As many calls as that were held. */
 static void until_held(int number)
 {
     struct fakecuda_stat s = {0};
-    for (unsigned i = 0; s.held < number && i < 1000; i++) {
-        usleep(1000);
-        fake.stat(&s);
-    }
+    test_wait_until((fake.stat(&s), s.held >= number));
 }
 
 /* A capture begins between our question whether there is one and our event, which belongs to it; it may have ended when we ask again. */
@@ -377,10 +371,8 @@ static void test_slot_in_use_keeps_its_own(void **state)
     for (unsigned i = 0; i < SLOTS; i++)
         assert_int_equal(all_zero(pages + i * bytes, bytes), i != used);
     go = 1;
-    for (unsigned i = 0; !all_zero(pages + used * bytes, bytes) && i < 1000; i++) {
-        leat_view_close(fixture_load(x->ws, 8, 1)); /* looks whether it is still in use */
-        usleep(1000);
-    }
+    /* The next view looks whether it is still in use. */
+    test_run_until(all_zero(pages + used * bytes, bytes), leat_view_close(fixture_load(x->ws, 8, 1)));
     assert_true(all_zero(pages, SLOTS * bytes));
     munmap(pages, SLOTS * bytes);
 }
@@ -565,14 +557,13 @@ static void test_close_while_used(void **state)
     fake.stat(&s);
     assert_true(s.pinned == 2 && s.allocated == 2);
     fake.freeze(0);
-    for (s.pinned = 2; s.pinned > 1; fake.stat(&s)) /* views that come and go look after it */
-        leat_view_close(cuda_view(x, 1, 0));
+    /* Views that come and go look after it. */
+    test_run_until((fake.stat(&s), s.pinned <= 1), leat_view_close(cuda_view(x, 1, 0)));
     leat_view_close(cuda_view(x, 1, 0));
     fake.stat(&s);
     assert_true(s.pinned == 1 && s.allocated == 1);
     go = 1;
-    for (s.pinned = 1; s.pinned; fake.stat(&s))
-        leat_view_close(cuda_view(x, 1, 0));
+    test_run_until((fake.stat(&s), !s.pinned), leat_view_close(cuda_view(x, 1, 0)));
 }
 
 /* Slots in turn, at speed: every kernel sees the batch that it was given. */
@@ -644,7 +635,7 @@ static void test_alloc(void **state)
     for (unsigned same = 0; same < 20;
          same = live == failalloc_live() ? same + 1 : 0) { /* the daemon's thread */
         live = failalloc_live();
-        usleep(1000);
+        test_pause_us(1000);
     }
     assert_true(failalloc_run(load_and_read, *state) > 20);
 }

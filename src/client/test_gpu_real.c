@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 #include "gpu/cuda.h"
 #include "gpu/load.h"
 
@@ -70,8 +71,7 @@ static void test_load(void **state)
             assert_int_equal(fill(at, 0xA5, bytes, stream), 0);
             assert_int_equal(leat_batch_release_on_stream(batch, stream, &err), 0);
         }
-        while (cuda->cuStreamQuery(stream) == CUDA_ERROR_NOT_READY)
-            usleep(100);
+        test_wait_until(cuda->cuStreamQuery(stream) != CUDA_ERROR_NOT_READY);
         print_message("%s: %.1f us a batch of %u\n", async ? "async" : "complete",
                       (double)(clock_now_ns() - begun_ns) / 1e3 / BATCHES, BATCH);
         for (unsigned b = 0; b < BATCHES; b++)

@@ -2,6 +2,8 @@
 /* Opening and reading: what is told of a set, single samples and batches, from the pool, streamed, of several nodes. */
 #include "client/test_fixture.h"
 
+#include "base/testing.h"
+
 #include <stdio.h>
 
 static struct leat_error err;
@@ -130,8 +132,7 @@ static void test_streamed(void **state)
     fixture_read_all(x.ws);
     fixture_batches_all(x.ws); /* batches of more than the window go in portions */
     assert_true(x.daemon->fetches > 0);
-    for (unsigned i = 0; i < 200 && x.daemon->releases < x.daemon->fetches; i++)
-        usleep(5000);
+    test_wait_until(x.daemon->releases >= x.daemon->fetches);
     assert_int_equal(x.daemon->releases, x.daemon->fetches);
     fixture_close(&x);
 }
@@ -273,8 +274,7 @@ static void test_report(void **state)
     struct fixture x;
     fixture_open(&x, (struct fake_options){0});
     assert_int_equal(leat_ws_report(x.ws, &r, &err), 0);
-    for (unsigned i = 0; i < 60000 && !x.daemon->reports; i++)
-        usleep(1000);
+    test_wait_until(x.daemon->reports);
     const struct proto_report *m = &x.daemon->report;
     assert_int_equal(x.daemon->reports, 1);
     assert_int_equal(m->loader, 3);
@@ -288,10 +288,7 @@ static void test_report(void **state)
     assert_int_equal(leat_ws_report(x.ws, NULL, &err), LEAT_INVALID);
     fake_hang_up(x.daemon);
     r.rank = 0;
-    int rc = 0;
-    for (unsigned i = 0; i < 60000 && rc != LEAT_PEER_GONE; i++, usleep(1000))
-        rc = leat_ws_report(x.ws, &r, &err);
-    assert_int_equal(rc, LEAT_PEER_GONE);
+    test_wait_until(leat_ws_report(x.ws, &r, &err) == LEAT_PEER_GONE);
     fixture_close(&x);
 }
 

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 
 static struct leat_error err;
 
@@ -240,7 +241,7 @@ static void test_iterate_errors(void **state)
     for (unsigned i = 0; i < FAKE_SAMPLES; i++)
         x.daemon->live_map[4096 + i] = LIVE_LOADING;
     assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
-    usleep(30000);
+    test_pause_us(30000);
     uint64_t before = clock_now_ns();
     leat_iter_close(it);
     assert_true(clock_now_ns() - before < 10 * NS_PER_S); /* the call's own deadline is 20 s */
@@ -262,7 +263,7 @@ static void test_iterator_waits_alone(void **state)
     assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
     for (unsigned i = 0; i < 2; i++)
         assert_int_equal(leat_next(it, 0, &held[i], &err), 0);
-    usleep(50000); /* the third is read ahead, and the thread waits for a slot */
+    test_pause_us(50000); /* the third is read ahead, and the thread waits for a slot */
     assert_int_equal(leat_read_batch(view, ids, 2, UINT64_MAX, &batch, &err), LEAT_BUSY);
     for (unsigned i = 0; i < 2; i++)
         leat_batch_release(held[i]);
@@ -291,7 +292,7 @@ static void test_iterate_haste(void **state)
     assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
     for (; step < STEPS - 3; step++) {
         if (step % 200 > 190)
-            usleep(300);
+            test_pause_us(300);
         assert_int_equal(leat_next(it, 0, &batch, &err), 0);
         assert_int_equal(leat_batch_position(batch), step * BATCH);
         assert_memory_equal(leat_batch_ids(batch), ids + step * BATCH, BATCH * sizeof(*ids));

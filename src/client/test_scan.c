@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 
 static struct leat_error err;
 
@@ -28,8 +29,7 @@ static void begin(struct scanned *s, uint64_t objects)
 static void end(struct scanned *s)
 {
     leat_scan_close(s->scan);
-    for (unsigned i = 0; i < 1000 && s->x.daemon->scan_ends == 0; i++)
-        usleep(10000);
+    test_wait_until(s->x.daemon->scan_ends != 0);
     assert_int_equal(s->x.daemon->scan_ends, 1);
     fixture_close(&s->x);
 }

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/log.h"
+#include "base/testing.h"
 #include "leat/leat.h"
 #include "loop/loop.h"
 #include "rpc/conn.h"
@@ -105,8 +106,7 @@ static bool is_up(struct host *h, unsigned n)
 
 static void both_up(struct host h[2])
 {
-    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
-        loop_turn(loop, 10);
+    test_run_until(is_up(&h[0], 1) && is_up(&h[1], 0), loop_turn(loop, 10));
 }
 
 struct opened {
@@ -146,8 +146,7 @@ static void open_at(struct host *h, const char *file, struct opened *o)
                                .user = o,
                                .began_ns = clock_now_ns()};
     pool_open(h->pool, r);
-    while (!o->done)
-        loop_turn(loop, 100);
+    test_run_until(o->done, loop_turn(loop, 100));
 }
 
 static void test_set_on_both(void **state)
@@ -160,15 +159,13 @@ static void test_set_on_both(void **state)
     char *nodes[] = {h[0].address, h[1].address, NULL};
     for (unsigned k = 0; k < 2; k++)
         start(&h[k], token, nodes, 2);
-    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
-        loop_turn(loop, 100);
+    test_run_until(is_up(&h[0], 1) && is_up(&h[1], 0), loop_turn(loop, 100));
     open_at(&h[0], "both.npy", &o);
     if (!o.ws)
         fail_msg("%d: %s", o.code, o.message);
     struct wset *ws = o.ws, *theirs = pool_find_uuid(h[1].pool, ws->uuid);
     assert_non_null(theirs);
-    while (!wset_complete(ws) || !wset_complete(theirs))
-        loop_turn(loop, 100);
+    test_run_until(wset_complete(ws) && wset_complete(theirs), loop_turn(loop, 100));
     assert_int_equal(ws->nnodes, 2);
     unsigned on[2] = {0};
     for (uint32_t g = 0; g < ws->nregions; g++) {
@@ -195,8 +192,7 @@ static void test_set_on_both(void **state)
     assert_true(both > 5);
     /* One of them dies. */
     stop(&h[1]);
-    while (ws->live->lost_samples == 0)
-        loop_turn(loop, 100);
+    test_run_until(ws->live->lost_samples != 0, loop_turn(loop, 100));
     assert_false(is_up(&h[0], 1));
     for (uint64_t i = 0; i < ROWS; i++) {
         struct index_part part = {0};
@@ -207,8 +203,7 @@ static void test_set_on_both(void **state)
     }
     /* It is started anew and knows nothing: they stay lost. */
     start(&h[1], token, nodes, 2);
-    while (!is_up(&h[0], 1))
-        loop_turn(loop, 100);
+    test_run_until(is_up(&h[0], 1), loop_turn(loop, 100));
     for (unsigned k = 0; k < 20; k++)
         loop_turn(loop, 1);
     assert_true(ws->live->lost_samples > 0);
@@ -232,8 +227,7 @@ static void test_tells_why(void **state)
     assert_non_null(o.ws);
     struct wset *theirs = pool_find_uuid(h[1].pool, o.ws->uuid);
     assert_non_null(theirs);
-    while (!wset_complete(o.ws) || !wset_complete(theirs))
-        loop_turn(loop, 10);
+    test_run_until(wset_complete(o.ws) && wset_complete(theirs), loop_turn(loop, 10));
     uint64_t i = 0;
     struct index_part part = {0};
     while (index_part(&o.ws->index, i, 0, &part) && !wset_address(o.ws, part.address, part.bytes))
@@ -242,8 +236,7 @@ static void test_tells_why(void **state)
     wset_piece(o.ws, i, 0, 0, 0, 0, LEAT_CORRUPT);
     assert_int_equal(wset_sample_state(o.ws, i), LIVE_FAILED);
     nodes_catch_up(h[0].cluster, o.ws, 1);
-    while (wset_sample_state(theirs, i) != LIVE_FAILED)
-        loop_turn(loop, 10);
+    test_run_until(wset_sample_state(theirs, i) == LIVE_FAILED, loop_turn(loop, 10));
     assert_int_equal(wset_failure_get(theirs, i, NULL), LEAT_CORRUPT);
     assert_false(wset_failed_transient(theirs));
     pool_unlease(o.ws);
@@ -261,29 +254,25 @@ static void test_another_incarnation(void **state)
     char *nodes[] = {h[0].address, h[1].address, NULL};
     for (unsigned k = 0; k < 2; k++)
         start(&h[k], token, nodes, 2);
-    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
-        loop_turn(loop, 100);
+    test_run_until(is_up(&h[0], 1) && is_up(&h[1], 0), loop_turn(loop, 100));
     open_at(&h[0], "again.npy", &o);
     assert_non_null(o.ws);
-    while (!wset_complete(o.ws))
-        loop_turn(loop, 100);
+    test_run_until(wset_complete(o.ws), loop_turn(loop, 100));
     assert_int_equal(o.ws->live->lost_samples, 0);
     struct cluster_link *link = &h[0].cluster->links[1];
-    while (link->incarnation == 0 || link->pinged)
-        loop_turn(loop, 100);
+    test_run_until(link->incarnation != 0 && !link->pinged, loop_turn(loop, 100));
     assert_int_equal(link->incarnation, h[1].cluster->incarnation);
     o.ws->unconfirmed = 0;
     o.ws->holders |= 1u << 1;
     o.ws->unconfirmed |= 1u << 1; /* as when a connection of one with several addresses ended */
     unsigned losses = o.ws->losses;
     h[1].cluster->incarnation++; /* it has the set and all its samples, as one that others told to fill it */
-    while (link->incarnation != h[1].cluster->incarnation)
-        loop_turn(loop, 100);
+    test_run_until(link->incarnation == h[1].cluster->incarnation, loop_turn(loop, 100));
     assert_int_equal(o.ws->losses, losses + 1);
     assert_true(o.ws->live->lost_samples > 0);
     assert_int_equal(o.ws->holders >> 1 & 1, 0);
-    while (o.ws->live->lost_samples) /* it says that they are there */
-        loop_turn(loop, 100);
+    /* It reports that they are there. */
+    test_run_until(!o.ws->live->lost_samples, loop_turn(loop, 100));
     assert_int_equal(o.ws->losses, losses + 1);
     pool_unlease(o.ws);
     stop(&h[1]);
@@ -308,8 +297,7 @@ static int dial(struct host *h, struct wset *ws, uint32_t rail, struct dialed *r
 {
     *ret = (struct dialed){0};
     assert_int_equal(cluster_dial(h->cluster, ws, 1, rail, geteuid(), getegid(), on_dialed, ret), 0);
-    while (!ret->done)
-        loop_turn(loop, 100);
+    test_run_until(ret->done, loop_turn(loop, 100));
     if (ret->fd >= 0)
         close(ret->fd);
     return ret->fd;
@@ -325,8 +313,7 @@ static void test_first_address_leads_elsewhere(void **state)
     char *nodes[] = {h[0].address, both, NULL};
     start(&h[0], token, nodes, 2);
     start_as(&h[1], both, token, nodes, 2);
-    while (!is_up(&h[0], 1) || !is_up(&h[1], 0))
-        loop_turn(loop, 100);
+    test_run_until(is_up(&h[0], 1) && is_up(&h[1], 0), loop_turn(loop, 100));
     const char *why;
     assert_int_equal(cluster_rail(h[0].cluster, 1, 1, &why), CLUSTER_RAIL_UP);
     struct opened o;
@@ -341,8 +328,7 @@ static void test_first_address_leads_elsewhere(void **state)
     assert_true(dial(&h[0], o.ws, CLUSTER_ANY_RAIL, &d) >= 0);
     pool_unlease(o.ws);
     stop(&h[1]);
-    while (is_up(&h[0], 1))
-        loop_turn(loop, 100);
+    test_run_until(!is_up(&h[0], 1), loop_turn(loop, 100));
     stop(&h[0]);
 }
 
@@ -376,8 +362,7 @@ static void test_wrong_token(void **state)
         .ops = &ops};
     struct peer *peer;
     assert_int_equal(peer_new(loop, &pc, &peer), 0);
-    while (!down_status && !came_up)
-        loop_turn(loop, 100);
+    test_run_until(down_status || came_up, loop_turn(loop, 100));
     assert_false(came_up);
     assert_int_equal(down_status, LEAT_DENIED);
     assert_non_null(strstr(down_message, "token"));
@@ -386,8 +371,7 @@ static void test_wrong_token(void **state)
     down_status = 0;
     pc.token = token;
     assert_int_equal(peer_new(loop, &pc, &peer), 0);
-    while (!down_status && !came_up)
-        loop_turn(loop, 100);
+    test_run_until(down_status || came_up, loop_turn(loop, 100));
     assert_true(came_up);
     peer_free(peer);
     /* A node with another token stands alone, and works. */
@@ -423,16 +407,14 @@ static void test_names(void **state)
     down_status = 0;
     assert_int_equal(peer_new(loop, &pc, &peer), 0);
     assert_false(came_up);
-    while (!down_status && !came_up)
-        loop_turn(loop, 100);
+    test_run_until(down_status || came_up, loop_turn(loop, 100));
     peer_free(peer);
     pc.stay = false;
     down_status = 0;
     pc.address = "no-such-host.invalid:1";
     assert_int_equal(peer_new(loop, &pc, &peer), 0);
     assert_int_equal(down_status, 0);
-    while (!down_status)
-        loop_turn(loop, 100);
+    test_run_until(down_status, loop_turn(loop, 100));
     assert_true(down_status < 0);
     peer_free(peer);
     /* Freed while a thread looks it up. */
@@ -458,8 +440,7 @@ static void come_up(const struct peer_config *config)
     came_up = false;
     down_status = 0;
     assert_int_equal(peer_new(loop, config, &peer), 0);
-    while (!down_status && !came_up)
-        loop_turn(loop, 100);
+    test_run_until(down_status || came_up, loop_turn(loop, 100));
     assert_true(came_up);
     peer_accept(peer);
     peer_free(peer);
@@ -573,8 +554,7 @@ static void test_gone_while_placed(void **state)
         if (dead == 0 && o.ws)
             pool_unlease(o.ws);
         stop(&h[dead]);
-        while (dead == 1 && !o.done)
-            loop_turn(loop, 10);
+        test_run_until(dead != 1 || o.done, loop_turn(loop, 10));
         struct host *left = &h[1 - dead];
         struct wset *ws = named(left, "p");
         assert_true(dead == 0 || !o.ws == !ws);
@@ -604,19 +584,16 @@ static void test_append(void **state)
     testing_npy("one.npy", 1, 500, 5003);
     testing_npy("two.npy", 2, 300, 5003);
     pool_open(h[0].pool, ask(&first, "s", "one.npy"));
-    while (!first.done)
-        loop_turn(loop, 10);
+    test_run_until(first.done, loop_turn(loop, 10));
     if (!first.ws)
         fail_msg("%s", first.message);
     struct wset *one = first.ws;
-    while (!wset_complete(one))
-        loop_turn(loop, 10);
+    test_run_until(wset_complete(one), loop_turn(loop, 10));
     struct open_request *ra = ask(&a, "s", "two.npy"), *rb = ask(&b, "s", "two.npy");
     ra->append = rb->append = true;
     pool_open(h[0].pool, ra);
     pool_open(h[1].pool, rb);
-    while (!a.done || !b.done)
-        loop_turn(loop, 10);
+    test_run_until(a.done && b.done, loop_turn(loop, 10));
     /* They met at one node, or came one after the other. */
     unsigned done = !!a.ws + !!b.ws;
     assert_true(done >= 1);
@@ -625,8 +602,7 @@ static void test_append(void **state)
         assert_non_null(ws);
         assert_int_equal(ws->index.header->nsamples, 500 + 300 * done);
         assert_int_equal(ws->version, 1 + done);
-        while (!wset_complete(ws))
-            loop_turn(loop, 10);
+        test_run_until(wset_complete(ws), loop_turn(loop, 10));
         assert_int_equal(ws->live->resident_samples, 500 + 300 * done);
         static uint8_t row[5003];
         for (uint64_t i = 500; i < 800; i++) {
@@ -658,8 +634,7 @@ static void say(int fd, uint16_t type, uint64_t id, struct bytes_out *body)
 static void hear(int fd, uint64_t id, struct net_reply *reply)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    while (poll(&p, 1, 0) == 0)
-        loop_turn(loop, 10);
+    test_run_until(poll(&p, 1, 0) != 0, loop_turn(loop, 10));
     assert_int_equal(net_frame_receive(fd, reply, 0), 0);
     assert_int_equal(reply->frame.id, id);
 }
@@ -698,8 +673,7 @@ static void test_dropped_elsewhere(void **state)
     start(&h[1], token, nodes, 2);
     both_up(h);
     pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(2000));
-    while (!o.done || !named(&h[1], "p") || named(&h[1], "p")->prepared)
-        loop_turn(loop, 10);
+    test_run_until(o.done && named(&h[1], "p") && !named(&h[1], "p")->prepared, loop_turn(loop, 10));
     assert_int_equal(net_dial(h[1].socket, 0, &fd, &err), 0);
     proto_hello_put(&body, &(struct proto_hello){.version_min = PROTO_VERSION,
                                                  .version_max = PROTO_VERSION,
@@ -742,10 +716,7 @@ static void test_loop_goes_on(void **state)
     unsigned turned = 0;
     pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(12000));
     assert_false(o.done);
-    while (!o.done) {
-        loop_turn(loop, 0);
-        turned++;
-    }
+    test_run_until(o.done, (loop_turn(loop, 0), turned++));
     assert_non_null(o.ws);
     assert_true(turned > 1);
     pool_unlease(o.ws);
@@ -761,8 +732,7 @@ static void test_other_list(void **state)
     char *nodes[] = {h[0].address, h[1].address, NULL}, *swapped[] = {h[1].address, h[0].address, NULL};
     start(&h[0], token, nodes, 2);
     start(&h[1], token, swapped, 2);
-    while (!is_up(&h[0], 1) || !is_up(&h[1], 1))
-        loop_turn(loop, 100);
+    test_run_until(is_up(&h[0], 1) && is_up(&h[1], 1), loop_turn(loop, 100));
     for (unsigned k = 0; k < 2 && !o.code; k++)
         open_at(&h[k], "list.npy", &o);
     assert_null(o.ws);

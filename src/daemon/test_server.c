@@ -4,6 +4,7 @@
 #include <stdarg.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 #include "dataset/index.h"
 #include "leat/leat.h"
 #include "loop/loop.h"
@@ -442,8 +443,7 @@ static struct wset *pushed_set(struct host *h, uint64_t rows)
                                .opened = opened,
                                .user = &a};
     pool_create(h->pool, r, fd);
-    while (!a.here)
-        loop_turn(h->loop, 10);
+    test_run_until(a.here, loop_turn(h->loop, 10));
     assert_non_null(a.ws);
     return wset_ref(a.ws);
 }
@@ -494,8 +494,8 @@ static void test_forced_drop_while_pushed(void **state)
         fds[k] = data_connection(&h, ws);
         begin_push(fds[k], k * ROWS_EACH, ROWS_EACH);
         assert_int_equal(send(fds[k], ones, HEAD, 0), HEAD);
-        while (pread(ws->regions[0].region->fd, &last, 1, (off_t)(k * BYTES + HEAD - 1)) == 1 && !last)
-            usleep(100);
+        test_wait_until(pread(ws->regions[0].region->fd, &last, 1, (off_t)(k * BYTES + HEAD - 1)) != 1 ||
+                        last);
     }
     pool_drop(h.pool, ws, POOL_DROP_FORCE);
     assert_int_equal(backed_bytes(ws), 0);
@@ -510,8 +510,7 @@ static void test_forced_drop_while_pushed(void **state)
     assert_int_equal(send(fds[1], ones, TAIL / 2, 0), TAIL / 2);
     close(fds[0]);
     close(fds[1]);
-    while (atomic_load(&ws->refs) > 1)
-        loop_turn(h.loop, 1);
+    test_run_until(atomic_load(&ws->refs) <= 1, loop_turn(h.loop, 1));
     assert_int_equal(backed_bytes(ws), 0);
     wset_unref(ws);
     host_stop(&h, false);
@@ -526,8 +525,7 @@ static void on_guard(int signal, siginfo_t *info, void *context)
     if ((uint8_t *)info->si_addr < guarded || (uint8_t *)info->si_addr >= guarded + 4096)
         abort();
     atomic_store(&guard_met, true);
-    while (!atomic_load(&guard_gone))
-        usleep(100);
+    test_wait_until(atomic_load(&guard_gone));
 }
 
 static void on_verified(void *user, const struct verify_result *result)
@@ -548,20 +546,17 @@ static void test_forced_drop_while_verified(void **state)
     struct sigaction action = {.sa_sigaction = on_guard, .sa_flags = SA_SIGINFO}, before;
     host_start(&h, 64 * MIB);
     struct wset *ws = wset_ref(open_as(&h, geteuid(), 0, "set", h.data).ws);
-    while (!wset_complete(ws))
-        loop_turn(h.loop, 10);
+    test_run_until(wset_complete(ws), loop_turn(h.loop, 10));
     guarded = ws->regions[1].region->addr;
     assert_int_equal(sigaction(SIGSEGV, &action, &before), 0);
     assert_int_equal(mprotect(guarded, 4096, PROT_NONE), 0);
     assert_int_equal(verify_start(h.pool, ws, false, on_verifying, on_verified, &result), 0);
-    while (!atomic_load(&guard_met))
-        usleep(100);
+    test_wait_until(atomic_load(&guard_met));
     pool_drop(h.pool, ws, POOL_DROP_FORCE);
     assert_int_equal(backed_bytes(ws), 0);
     assert_int_equal(mprotect(guarded, 4096, PROT_READ | PROT_WRITE), 0);
     atomic_store(&guard_gone, true);
-    while (result.status == 0)
-        loop_turn(h.loop, 10);
+    test_run_until(result.status != 0, loop_turn(h.loop, 10));
     assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
     assert_int_equal(result.status, LEAT_STALE);
     assert_int_equal(backed_bytes(ws), 0);
@@ -688,8 +683,7 @@ static void test_loaded_again_as_it_was(void **state)
     struct host h;
     host_start(&h, 64 * MIB);
     struct wset *ws = open_within(&h, 1000, LEAT_OPEN_PUBLIC, 4 * MIB, "set", h.data).ws;
-    while (!wset_complete(ws))
-        loop_turn(h.loop, 10);
+    test_run_until(wset_complete(ws), loop_turn(h.loop, 10));
     uint64_t first = ws->serial, bytes = ws->pool_bytes;
     assert_true(bytes > 0 && bytes <= 4 * MIB);
     wset_failure(ws, 0, -EIO, "the disk was away");
@@ -708,10 +702,7 @@ static void test_loaded_again_as_it_was(void **state)
 static struct prefault_stats ready_of(struct host *h, uint64_t wanted_bytes)
 {
     struct prefault_stats stats;
-    do {
-        usleep(1000);
-        prefault_stats(h->pool->ready, &stats);
-    } while (stats.bytes != wanted_bytes);
+    test_wait_until((prefault_stats(h->pool->ready, &stats), stats.bytes == wanted_bytes));
     return stats;
 }
 
@@ -777,14 +768,10 @@ static void test_ready_memory_serves_once(void **state)
     unsigned n = 0;
     for (unsigned turn = 0; turn < 2; turn++) {
         struct prefault_stats stats = {0};
-        while (stats.bytes != 8 * MIB) {
-            loop_turn(h.loop, 1);
-            prefault_stats(h.pool->ready, &stats);
-        }
+        test_run_until((prefault_stats(h.pool->ready, &stats), stats.bytes == 8 * MIB), loop_turn(h.loop, 1));
         struct answer a = open_as(&h, geteuid(), 0, "", h.data);
         assert_int_equal(a.code, 0);
-        while (!wset_complete(a.ws))
-            loop_turn(h.loop, 1);
+        test_run_until(wset_complete(a.ws), loop_turn(h.loop, 1));
         for (unsigned g = 0; g < 4; g++) {
             struct stat st;
             assert_int_equal(fstat(a.ws->regions[g].region->fd, &st), 0);
@@ -849,7 +836,7 @@ static void test_fetch_of_what_is_there(void **state)
 
 static void *let_go_later(void *arg)
 {
-    usleep(50000);
+    test_pause_us(50000);
     wset_unref(arg);
     return NULL;
 }
@@ -871,9 +858,7 @@ static void test_room_that_comes_back_late(void **state)
     assert_int_equal(b.ws->flags & PROTO_WS_STREAMED, 0);
     assert_int_equal(atomic_load(&h.pool->evictions), 1);
     /* The thread that let go last gives its room back, whereupon b is answered, and then says that nothing leaves any more. */
-    for (unsigned i = 0; i < 60000 && atomic_load(&h.pool->leaving_bytes); i++)
-        usleep(1000);
-    assert_int_equal(atomic_load(&h.pool->leaving_bytes), 0);
+    test_wait_until(!atomic_load(&h.pool->leaving_bytes));
     host_stop(&h, false);
 }
 
@@ -911,8 +896,7 @@ static void test_window_that_fails(void **state)
     struct answer a = open_as(&h, geteuid(), 0, "", h.data);
     assert_int_equal(a.code, 0);
     pool_lease(a.ws); /* or it is what gives way */
-    while (!wset_complete(a.ws))
-        loop_turn(h.loop, 1);
+    test_run_until(wset_complete(a.ws), loop_turn(h.loop, 1));
     uint64_t used = atomic_load(&h.pool->budget.used_bytes), tables = atomic_load(&h.pool->table_bytes);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &had), 0);
     none.rlim_max = had.rlim_max;
@@ -945,13 +929,9 @@ static void test_no_descriptor_for_a_connection(void **state)
     loop_turn(h.loop, 0);
     few.rlim_cur = 3;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    struct timespec began, ended;
-    clock_gettime(CLOCK_MONOTONIC, &began);
-    do {
+    uint64_t end_ns = clock_now_ns() + NS_PER_S;
+    for (; turns < 200 && clock_now_ns() < end_ns; turns++)
         loop_turn(h.loop, 200);
-        turns++;
-        clock_gettime(CLOCK_MONOTONIC, &ended);
-    } while (turns < 200 && ended.tv_sec - began.tv_sec < 2);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &had), 0);
     assert_true(turns < 200);
     host_run(&h);

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "base/testing.h"
 #include "disk/direct.h"
 #include "disk/disk.h"
 #include "disk/engine.h"
@@ -444,7 +445,7 @@ static void test_free_in_flight(void **state)
     f->e = NULL;
     for (unsigned i = 0; i < N; i++)
         memset(p[i].buf, 0x11, 64 * KIB + 2);
-    usleep(20000); /* a late write would show below, or to ASan */
+    test_pause_us(20000); /* a late write would show below, or to ASan */
     for (unsigned i = 0; i < N; i++) {
         assert_int_equal(p[i].done, 1);
         assert_true(p[i].result == 64 * KIB || p[i].result == -ECANCELED);

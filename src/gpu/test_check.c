@@ -13,6 +13,7 @@
 
 #include "base/base.h"
 #include "base/crc32c.h"
+#include "base/testing.h"
 #include "fakecuda.h"
 #include "gpu/crc_kernel.h"
 #include "gpu/gpu.h"
@@ -84,8 +85,7 @@ static int finish(struct fixture *x)
 {
     int rc;
     assert_int_equal(gpu_buffer_mark(x->buffer, &err), 0);
-    while ((rc = gpu_buffer_busy(x->buffer, &err)) > 0)
-        ;
+    test_wait_until((rc = gpu_buffer_busy(x->buffer, &err)) <= 0);
     return rc;
 }
 

@@ -4,6 +4,7 @@
 
 #include "loop/loop.h"
 #include "base/clock.h"
+#include "base/testing.h"
 
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -128,8 +129,7 @@ static void test_timer_order(void **state)
     /* A wait ends when the first timer is due, and not before. */
     uint64_t due = clock_now_ns() + 2 * NS_PER_MS;
     loop_timer_set(loop, &d.timer, due);
-    while (d.timer.due_ns)
-        assert_int_equal(loop_turn(loop, -1), 0);
+    test_run_until(!d.timer.due_ns, assert_int_equal(loop_turn(loop, -1), 0));
     assert_true(clock_now_ns() >= due);
     loop_free(loop);
 }

@@ -31,7 +31,8 @@ static int one_op(struct net_ctx *ctx, const struct net_peer *peer)
     struct net_op op = {.reads = reads, .n = ARRAY_LEN(reads)};
     rc = ctx->ops->submit(ep, &op);
     bool quiesced = rc < 0;
-    while (!quiesced) {
+    for (unsigned polls = 0; !quiesced; polls++) {
+        assert_true(polls < 10);
         int n = ctx->ops->poll(ctx, events, 4, 10000);
         for (int i = 0; i < n; i++)
             quiesced |= events[i].kind == NET_QUIESCED;

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "base/testing.h"
 
 #include <limits.h>
 #include <pthread.h>
@@ -44,7 +45,7 @@ static bool serve_one(struct far *f, bool half)
                                 .payload_bytes = total};
     net_reply_fini(&m);
     proto_frame_put(wire, &frame);
-    nanosleep(&(struct timespec){.tv_nsec = (long)f->delay_ns}, NULL);
+    test_pause_us((unsigned)(f->delay_ns / NS_PER_US));
     size_t sent = half ? total / 2 : total;
     return send(f->fd, wire, sizeof(wire), MSG_NOSIGNAL) == sizeof(wire) &&
            send(f->fd, all, sent, MSG_NOSIGNAL) == (ssize_t)sent;
@@ -152,8 +153,7 @@ static void test_killed_in_mid_op(void **state)
         struct far far = {.answers = answers, .half = true, .die = true};
         far_start(&r, &far, 1);
         assert_false(net_paths_any_wanted(r.ctx));
-        while (is_up(&r, 1))
-            run_good(&r, large(10 * NS_PER_S));
+        test_run_until(!is_up(&r, 1), run_good(&r, large(10 * NS_PER_S)));
         far_stop(&far);
         assert_int_equal(far.served, answers);
         run_good(&r, large(0)); /* by the one that is left */
@@ -355,10 +355,10 @@ static void test_never_waits(void **state)
     far_start(&r, &far[1], 1);
     struct test_op *t = large(0);
     rig_submit(&r, t);
-    for (int before = 0; rounds < before + 2; nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL)) {
-        before = rounds;
-        assert_int_equal(r.ctx->ops->poll(r.ctx, events, ARRAY_LEN(events), 0), 0);
-    } /* a second round: a part has come */
+    int before = 0;
+    test_wait_until((before = rounds,
+                     assert_int_equal(r.ctx->ops->poll(r.ctx, events, ARRAY_LEN(events), 0), 0),
+                     rounds >= before + 2)); /* a second round: a part has come */
     assert_int_equal(longest_wait, 0);
     far_stop(&far[0]);
     far_stop(&far[1]);

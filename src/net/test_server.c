@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 
 /* --- the server's side --------------------------------------------------------------------------------------------- */
 
@@ -146,9 +147,7 @@ static void test_end_under_load(void **state)
         assert_int_equal(pthread_create(&readers[i].thread, NULL, reader_main, &readers[i]), 0);
     }
     struct net_server_stats stats;
-    do
-        net_server_stats(server, &stats);
-    while (stats.bytes_sent < 64 * MIB);
+    test_wait_until((net_server_stats(server, &stats), stats.bytes_sent >= 64 * MIB));
     net_server_free(server);
     assert_int_equal(pool.unrefs, ARRAY_LEN(readers));
     free(pool.memory); /* the sanitizers see to it that nobody reads it any more */
@@ -180,8 +179,7 @@ static void test_server_last_words(void **state)
         for (unsigned i = 0; i < asked; i++)
             assert_int_equal(recv(fds[0], reply, sizeof(reply), MSG_WAITALL), sizeof(reply));
         assert_int_equal(recv(fds[0], reply, 1, 0), 0);
-        while (!atomic_load(&pool.unrefs))
-            usleep(100);
+        test_wait_until(atomic_load(&pool.unrefs));
         close(fds[0]);
         net_server_free(server);
     }

@@ -130,7 +130,8 @@ static void test_faults(void **state)
             rig_submit(&r, ops[i]);
         }
         unsigned quiesced = 0, polls_between = 0;
-        while (quiesced < 5) {
+        for (unsigned polls = 0; quiesced < 5; polls++) {
+            assert_true(polls < 3000);
             struct net_event e[2];
             int n = r.ctx->ops->poll(r.ctx, e, 2, 10);
             assert_true(n >= 0);

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "base/testing.h"
 #include "objects/objects.h"
 #include "objects/tier/testing.h"
 #include "store/testing.h"
@@ -51,8 +52,7 @@ static void test_made_again_at_once(void **state)
         assert_int_equal(attach(o), 0);
         assert_int_equal(pthread_create(&deleter.thread, NULL, delete_main, &deleter), 0);
         int rc = STORE_EXISTS;
-        while (rc == STORE_EXISTS)
-            rc = objects_bucket_create(o, "bkt", "me", false, NULL);
+        test_run_until(rc != STORE_EXISTS, rc = objects_bucket_create(o, "bkt", "me", false, NULL));
         assert_int_equal(rc, 0);
         assert_int_equal(objects_remote(o, "bkt"), 0);
         assert_int_equal(attach(o), 0);
@@ -76,7 +76,7 @@ static void test_set_while_deleted(void **state)
     for (unsigned round = 0; round < testing_rounds(400); round++) {
         assert_int_equal(objects_bucket_create(o, "bkt", "me", false, NULL), 0);
         assert_int_equal(pthread_create(&admin.thread, NULL, attach_main, &admin), 0);
-        usleep(round % 20 * 50);
+        test_pause_us(round % 20 * 50);
         delete_main(&deleter);
         pthread_join(admin.thread, NULL);
         set += admin.rc == 0;

@@ -16,6 +16,7 @@
 #include "http/client/testing.h"
 #include "base/crc32c.h"
 #include "base/histogram.h"
+#include "base/testing.h"
 #include "base/budget.h"
 #include "loop/loop.h"
 #include "pool/source/access.h"
@@ -66,7 +67,7 @@ static void talk(struct web_peer *p)
         unsigned long long bytes = 0, first = 0, last;
         const char *name = strrchr(path, '/') + 1;
         atomic_fetch_add(&script.requests, 1);
-        usleep(script.late_us);
+        test_pause_us(script.late_us);
         if (sscanf(name, "o-%u-%llu", &number, &bytes) != 2) {
             say_error(p, 404, "NoSuchKey", "nothing here");
             continue;
@@ -85,10 +86,7 @@ static void talk(struct web_peer *p)
             }
             return;
         }
-        for (unsigned ms = 0; script.requests < script.gather && ms < 20000; ms++)
-            usleep(1000); /* in vain, and the test fails by what it counts */
-        if (script.requests < script.gather)
-            return;
+        test_wait_until(script.requests >= script.gather);
         if (take_one(&script.busy)) {
             say_error(p, 503, "SlowDown", "please reduce your request rate");
             continue;
@@ -375,8 +373,7 @@ static void test_gone(void **state)
 
 static void wait_stalled(void)
 {
-    while (!script.stalled)
-        usleep(1000);
+    test_wait_until(script.stalled);
 }
 
 #define LABELS     4u
@@ -501,8 +498,7 @@ static void test_stopped(void **state)
     uint8_t *dst = malloc(2 * MIB);
     struct fill_load load = {.ws = ws, .address = 0, .bytes = 2 * MIB, .dst = dst, .done = load_done};
     fill_load(fill, &load);
-    while (loaded == 1)
-        usleep(1000);
+    test_wait_until(loaded != 1);
     assert_int_equal(loaded, 0);
     for (uint64_t k = 0; k < 2 * MIB; k++)
         assert_int_equal(dst[k], testing_byte(0, k));
@@ -510,8 +506,7 @@ static void test_stopped(void **state)
     loaded = 1;
     fill_load(fill, &load);
     assert_int_equal(fill_start(fill, ws), 0);
-    while (script.stalled < 2)
-        usleep(1000);
+    test_wait_until(script.stalled >= 2);
     fill_stop(fill);
     assert_int_equal(loaded, -ECANCELED);
     fill_free(fill);
@@ -557,8 +552,7 @@ static struct one_load *loads_start(struct fill *fill, struct wset *ws, unsigned
 static void loads_wait(const struct one_load *loads, unsigned n)
 {
     for (unsigned i = 0; i < n; i++) {
-        while (!atomic_load(&loads[i].times))
-            usleep(500);
+        test_wait_until(atomic_load(&loads[i].times));
     }
 }
 
@@ -566,7 +560,7 @@ static void loads_wait(const struct one_load *loads, unsigned n)
 static void loads_end(struct one_load *loads, unsigned n, int status)
 {
     loads_wait(loads, n);
-    usleep(2000); /* a second call would come soon */
+    test_pause_us(2000); /* a second call would come soon */
     for (unsigned i = 0; i < n; i++) {
         assert_int_equal(loads[i].times, 1);
         if (loads[i].status != status)
@@ -684,7 +678,7 @@ static struct wset *dropping;
 /* The first write to the live table of a set that is being dropped: by then what was woken has gone back to its wait. */
 static void write_late(int signal, siginfo_t *info, void *context)
 {
-    usleep(200 * 1000);
+    test_pause_us(200 * 1000);
     mprotect(dropping->live, 4096, PROT_READ | PROT_WRITE);
 }
 
@@ -708,9 +702,7 @@ static void test_load_dropped_slowly(void **state)
     assert_int_equal(mprotect(ws->live, 4096, PROT_READ), 0);
     pool_drop(&pool, ws, POOL_DROP_FORCE);
     assert_int_equal(sigaction(SIGSEGV, &before, NULL), 0);
-    for (unsigned ms = 0; !load->times && ms < 20000; ms++)
-        usleep(1000);
-    assert_int_equal(load->times, 1);
+    test_wait_until(load->times);
     loads_end(load, 1, -ECANCELED);
     wset_unref(ws);
     fill_free(pool.fill);
@@ -743,8 +735,7 @@ static void test_verify_stopped(void **state)
     assert_int_equal(verify_start(&pool, ws, true, verify_progress, verify_done, NULL), 0);
     wait_stalled();
     assert_int_equal(pool_stop(&pool), 0);
-    while (pool.verifying)
-        loop_turn(pool.loop, 10);
+    test_run_until(!pool.verifying, loop_turn(pool.loop, 10));
     assert_int_equal(verified, -ECANCELED);
     wset_unref(ws);
     fill_free(pool.fill);
@@ -795,15 +786,13 @@ static void test_loads_left_to_idle_threads(void **state)
     sem_wait(&held);
     script.stall = true;
     struct one_load *silent = loads_start(fill, ws, 2);
-    while (script.stalled < 2)
-        usleep(1000);
-    usleep(50000); /* until it waits */
+    test_wait_until(script.stalled >= 2);
+    test_pause_us(50000); /* until it waits */
     sem_post(&let_go);
-    usleep(50000); /* until the other one is idle */
+    test_pause_us(50000); /* until the other one is idle */
     script.stall = false;
     struct one_load *next = loads_start(fill, ws, 1);
-    for (unsigned ms = 0; !next->times && ms < 5000; ms++)
-        usleep(1000);
+    test_wait_until(next->times);
     assert_int_equal(next->times, 1);
     loads_end(next, 1, 0);
     fill_stop(fill);
@@ -830,15 +819,14 @@ static void test_load_behind_another_set(void **state)
     script.stall = true;
     struct one_load *silent = loads_start(fill, ws, 1);
     wait_stalled();
-    usleep(50000); /* until it waits */
+    test_pause_us(50000); /* until it waits */
     fill_load(fill, &front);
     struct one_load next = {.load = {.ws = ws, .dst = busy.dst, .done = one_done}}; /* of no bytes */
     fill_load(fill, &next.load);
-    usleep(50000); /* until it has looked */
+    test_pause_us(50000); /* until it has looked */
     sem_post(&let_go);
     sem_wait(&held);
-    for (unsigned ms = 0; !next.times && ms < 5000; ms++)
-        usleep(1000);
+    test_wait_until(next.times);
     assert_int_equal(next.times, 1);
     sem_post(&let_go);
     assert_int_equal(next.status, 0);

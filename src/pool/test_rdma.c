@@ -4,6 +4,7 @@
 #include <stdarg.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 #include "loop/loop.h"
 #include "rpc/conn.h"
 #include "pool/pool.h"
@@ -89,8 +90,7 @@ static struct pool *start(struct wset **ret_ws)
                                .began_ns = clock_now_ns()};
     *ret_ws = NULL;
     pool_open(pool, r);
-    while (!*ret_ws || !wset_complete(*ret_ws))
-        loop_turn(loop, 100);
+    test_run_until(*ret_ws && wset_complete(*ret_ws), loop_turn(loop, 100));
     return pool;
 }
 
@@ -126,11 +126,11 @@ static void asks(const struct net_rdma_config *config)
         at += reads[op.n].bytes;
     }
     assert_int_equal(ctx->ops->submit(ep, &op), 0);
-    while (atomic_load(&w.parked) == 0)
-        assert_int_equal(ctx->ops->poll(ctx, events, 4, 10), 0);
+    test_run_until(atomic_load(&w.parked) != 0, assert_int_equal(ctx->ops->poll(ctx, events, 4, 10), 0));
     assert_int_equal(ctx->ops->poll(ctx, events, 4, 100), 0);
     assert_int_equal(w.registered, 0);
-    for (unsigned quiesced = 0; !quiesced;) {
+    for (unsigned quiesced = 0, turns = 0; !quiesced; turns++) {
+        assert_true(turns < 15000);
         loop_turn(loop, 1);
         int n = ctx->ops->poll(ctx, events, 4, 1);
         for (int i = 0; i < n; i++)
@@ -141,8 +141,7 @@ static void asks(const struct net_rdma_config *config)
         assert_int_equal(dst[i], testing_byte(1, i));
     ctx->ops->disconnect(ctx, ep);
     net_free(ctx);
-    while (!atomic_load(&w.ended))
-        loop_turn(loop, 1);
+    test_run_until(atomic_load(&w.ended), loop_turn(loop, 1));
     pool_unlease(ws);
     assert_int_equal(pool_stop(pool), 0);
     pool_free(pool);
@@ -212,8 +211,7 @@ static int ask(int fd, uint16_t type, struct bytes_out *body)
     struct pollfd p = {.fd = fd, .events = POLLIN};
     assert_int_equal(net_frame_send(fd, PROTO_REQUEST, type, type, body, NULL, 0, 0), 0);
     bytes_out_fini(body);
-    while (poll(&p, 1, 0) == 0)
-        loop_turn(loop, 10);
+    test_run_until(poll(&p, 1, 0) != 0, loop_turn(loop, 10));
     assert_int_equal(net_frame_receive(fd, &reply, clock_now_ns() + 20 * NS_PER_S), 0);
     int status = reply.frame.status;
     net_reply_fini(&reply);
@@ -242,8 +240,7 @@ static void test_forced_drop_while_reserved(void **state)
     assert_int_equal(fstat(ws->regions[0].region->fd, &st), 0);
     assert_int_equal(st.st_blocks, 0);
     close(pair[1]);
-    while (!atomic_load(&w.ended))
-        loop_turn(loop, 1);
+    test_run_until(atomic_load(&w.ended), loop_turn(loop, 1));
     pool_unlease(ws);
     assert_int_equal(pool_stop(pool), 0);
     pool_free(pool);

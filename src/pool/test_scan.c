@@ -13,6 +13,7 @@
 
 #include "http/client/testing.h"
 #include "base/clock.h"
+#include "base/testing.h"
 #include "failalloc.h"
 #include "loop/loop.h"
 #include "pool/source/access.h"
@@ -152,26 +153,23 @@ static int begin(struct fixture *x, uint64_t window_bytes)
 /* Until its thread has gone, too: nothing of it is left. */
 static void end(struct fixture *x)
 {
-    uint64_t until_ns = clock_now_ns() + 60 * NS_PER_S;
     pool_scan_end(x->scan);
-    while (!list_empty(&x->pool->scans) || atomic_load(&x->pool->threads)) {
-        assert_true(clock_now_ns() < until_ns);
-        loop_turn(x->loop, 5);
-    }
+    test_run_until(list_empty(&x->pool->scans) && !atomic_load(&x->pool->threads), loop_turn(x->loop, 5));
     assert_int_equal(atomic_load(&x->pool->budget.used_bytes), 0);
     assert_int_equal(atomic_load(&x->pool->scratch_bytes), 0);
+}
+
+static void wait_for_news(struct fixture *x)
+{
+    unsigned before = x->news;
+    test_run_until(x->news != before, loop_turn(x->loop, 5));
 }
 
 /* As pool_scan_take; waits for what comes. */
 static int take(struct fixture *x, uint64_t from, uint64_t released, struct proto_scanned *ret)
 {
     int rc;
-    uint64_t until_ns = clock_now_ns() + 60 * NS_PER_S;
-    while ((rc = pool_scan_take(x->scan, from, released, ret, &x->err)) == 0) {
-        assert_true(clock_now_ns() < until_ns);
-        for (unsigned before = x->news; x->news == before && clock_now_ns() < until_ns;)
-            loop_turn(x->loop, 5);
-    }
+    test_run_until((rc = pool_scan_take(x->scan, from, released, ret, &x->err)) != 0, wait_for_news(x));
     return rc;
 }
 
@@ -257,7 +255,7 @@ static void test_ends_at_any_moment(void **state)
     fixture_open(&x);
     for (unsigned i = 0; i < 40; i++) {
         assert_int_equal(begin(&x, WINDOW_BYTES), 0);
-        usleep(i * 97 % 4000);
+        test_pause_us(i * 97 % 4000);
         if (i % 4 == 1 && take(&x, 0, 0, &m) == 1)
             free(m.objects);
         for (unsigned k = 0; k < i % 3; k++)

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "rpc/conn.h"
 #include "base/fdpass.h"
+#include "base/testing.h"
 
 #include <fcntl.h>
 #include <malloc.h>
@@ -268,8 +269,7 @@ static unsigned open_fds(void)
 static void wait_readable(struct side *s)
 {
     int bytes = 0;
-    while (ioctl(s->peer, FIONREAD, &bytes) == 0 && bytes == 0)
-        loop_turn(s->loop, 5);
+    test_run_until(ioctl(s->peer, FIONREAD, &bytes) != 0 || bytes != 0, loop_turn(s->loop, 5));
 }
 
 static void test_descriptors(void **state)
@@ -327,8 +327,7 @@ static void test_descriptors(void **state)
     close(pipes[0]);
     close(pipes[1]);
     expect_closed(&s, LEAT_CORRUPT);
-    for (unsigned i = 0; i < 10000 && open_fds() != before; i++)
-        usleep(1000); /* those of pipes are closed by another thread */
+    test_wait_until(open_fds() == before); /* those of pipes are closed by another thread */
     assert_int_equal(open_fds(), before);
 }
 
@@ -497,8 +496,7 @@ static void test_descriptors_unread_for_long(void **state)
     for (unsigned k = 0; k < 2; k++)
         conn_send(s.conn, PROTO_REPLY, 25, k, 0, NULL, &null, 1);
     loop_timer_set(s.loop, &up, clock_now_ns() + NS_PER_S);
-    for (; up.fire; nturns++)
-        loop_turn(s.loop, -1);
+    test_run_until(!up.fire, (loop_turn(s.loop, -1), nturns++));
     assert_in_range(nturns, 1, 50);
     for (unsigned k = 0; k < 2; k++) {
         wait_readable(&s);
@@ -666,7 +664,7 @@ static void *bind_slowly(void *user)
     int lock = open(b->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     b->failed = lock < 0 || flock(lock, LOCK_EX) || bind(b->fd, (struct sockaddr *)&un, sizeof(un));
     sem_post(&b->bound);
-    usleep(100000);
+    test_pause_us(100000);
     b->failed = b->failed || listen(b->fd, 5);
     close(lock);
     return NULL;

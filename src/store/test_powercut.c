@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
+#include "base/testing.h"
 #include "store/fault/fault.h"
 #include "store/internal.h"
 #include "store/testing.h"
@@ -192,9 +193,8 @@ static void do_together(struct day *d)
     store_fault_hold(d->fault, "index/log");
     for (unsigned i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, one_of_several, &t[i]), 0);
-    while (!store_fault_holds(d->fault) && atomic_load(&done) < THREADS)
-        usleep(100);
-    usleep(1000); /* for the others to answer too early */
+    test_wait_until(store_fault_holds(d->fault) || atomic_load(&done) >= THREADS);
+    test_pause_us(1000); /* for the others to answer too early */
     store_fault_release(d->fault);
     for (unsigned i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
@@ -486,8 +486,7 @@ static void test_rot_after_a_deletion(void **state)
     uint64_t number = fresh_log(f);
     store_fault_hold(fault, "objects/");
     assert_int_equal(pthread_create(&writer, NULL, put_it, f), 0);
-    while (!store_fault_holds(fault))
-        usleep(1000);
+    test_wait_until(store_fault_holds(fault));
     assert_int_equal(store_delete(f->s, "photos", "it", 2, 0, NULL), 0);
     store_fault_release(fault);
     pthread_join(writer, &rc);

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "base/clock.h"
+#include "base/testing.h"
 #include "store/fault/fault.h"
 #include "store/internal.h"
 #include "store/testing.h"
@@ -269,16 +269,8 @@ static void test_restart(void **state)
 
 static void wait_for(struct fixture *f, bool (*is)(const struct store_scrub_status *))
 {
-    uint64_t end = clock_now_ns() + 60 * NS_PER_S;
-    for (;;) {
-        struct store_scrub_status st = {0};
-        store_scrub_status(f->s->paths[0], &st);
-        if (is(&st))
-            return;
-        if (clock_now_ns() > end)
-            fail_msg("nothing happened for a minute");
-        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
-    }
+    struct store_scrub_status st = {0};
+    test_wait_until((store_scrub_status(f->s->paths[0], &st), is(&st)));
 }
 
 static bool is_over(const struct store_scrub_status *st)

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "base/crc32c.h"
+#include "base/testing.h"
 #include "store/internal.h"
 #include "store/testing.h"
 
@@ -395,8 +396,7 @@ static void test_large_files_are_closed_elsewhere(void **state)
             assert_int_equal(store_delete(f->s, "photos", "k", 1, 0, NULL), 0);
         watched = obj->fd;
         store_obj_unref(obj);
-        for (unsigned i = 0; watched >= 0 && i < 30000; i++)
-            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        test_wait_until(watched < 0);
         assert_int_equal(watched, -1);
         assert_int_equal(pthread_equal(closer, pthread_self()) != 0, round == 1);
     }

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
+#include "base/testing.h"
 #include "store/internal.h"
 #include "store/testing.h"
 
@@ -252,6 +253,14 @@ static void child(const char *dir, struct told *told, unsigned round)
     }
 }
 
+static uint64_t acknowledged(struct told *told)
+{
+    uint64_t all = 0;
+    for (unsigned k = 0; k < KEYS; k++)
+        all += atomic_load(&told->done[k]);
+    return all;
+}
+
 static void test_killed(void **state)
 {
     char dir[256], key[16];
@@ -272,17 +281,11 @@ static void test_killed(void **state)
         if (pid == 0)
             child(dir, told, round);
         /* Killed a moment after so and so many were acknowledged: anywhere in the one that follows. */
-        for (uint64_t now = 0; now < all + wanted;) {
-            now = 0;
-            for (unsigned k = 0; k < KEYS; k++)
-                now += atomic_load(&told->done[k]);
-            int status;
-            assert_int_equal(waitpid(pid, &status, WNOHANG), 0);
-            usleep(50);
-        }
-        usleep((useconds_t)rng_below(&rng, 700));
-        kill(pid, SIGKILL);
         int status;
+        test_run_until(acknowledged(told) >= all + wanted,
+                       (assert_int_equal(waitpid(pid, &status, WNOHANG), 0), test_pause_us(50)));
+        test_pause_us((useconds_t)rng_below(&rng, 700));
+        kill(pid, SIGKILL);
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFSIGNALED(status));
 
@@ -348,10 +351,9 @@ static void test_bucket_takes_an_upload_that_begins(void **state)
         assert_int_equal(store_bucket_create(s, "photos", 0, NULL, NULL), 0);
         pthread_mutex_lock(&s->uploads_lock);
         assert_int_equal(pthread_create(&thread, NULL, begin_upload, &b), 0);
-        while (indexed(s->paths[0]) == 0)
-            usleep(100);
-        usleep(
-            2000); /* until it waits for the lock; if it does not yet, nothing is lost but a chance to fail */
+        test_wait_until(indexed(s->paths[0]) != 0);
+        /* Until it waits for the lock; if it does not yet, nothing is lost but a chance to fail. */
+        test_pause_us(2000);
         pthread_mutex_unlock(&s->uploads_lock);
         assert_int_equal(store_bucket_delete(s, "photos", NULL), 0);
         pthread_join(thread, NULL);

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/testing.h"
 #include "store/testing_fault.h"
 
 static int setup(void **state)
@@ -91,11 +92,10 @@ static void second_answer(struct fixture *f, unsigned first_batch, unsigned seco
     pthread_t threads[2];
     store_fault_hold(f->fault, "index/log");
     assert_int_equal(pthread_create(&threads[0], NULL, remove_it, &first), 0);
-    while (!store_fault_holds(f->fault))
-        usleep(1000);
+    test_wait_until(store_fault_holds(f->fault));
     int there = head(f->s, "k"), read = testing_check(f->s, "photos", "k", 1, 100), keys = listed(f->s);
     assert_int_equal(pthread_create(&threads[1], NULL, remove_it, &second), 0);
-    usleep(20000); /* time to answer too early */
+    test_pause_us(20000); /* time to answer too early */
     store_fault_release(f->fault);
     for (unsigned i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);
@@ -141,10 +141,9 @@ static void test_condition_waits(void **state)
     pthread_t threads[2];
     store_fault_hold(f->fault, "index/log");
     assert_int_equal(pthread_create(&threads[0], NULL, remove_it, &first), 0);
-    while (!store_fault_holds(f->fault))
-        usleep(1000);
+    test_wait_until(store_fault_holds(f->fault));
     assert_int_equal(pthread_create(&threads[1], NULL, replace_it, &second), 0);
-    usleep(20000);
+    test_pause_us(20000);
     store_fault_release(f->fault);
     for (unsigned i = 0; i < 2; i++)
         pthread_join(threads[i], NULL);

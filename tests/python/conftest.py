@@ -12,7 +12,8 @@ import uuid
 
 import pytest
 
-from lib_python import BUILD, FILES, IMAGES, LABELS, ROOT, daemons, wait_for
+from lib_host import wait_for
+from lib_python import BUILD, FILES, IMAGES, LABELS, ROOT, daemons
 
 try:
     import leat
@@ -41,7 +42,7 @@ def runtime(monkeypatch):
     gc.collect()
     leat.stop(force=True)
     _clients.forget_all()
-    assert wait_for(lambda: not daemons(folder)), f"left running: {daemons(folder)}"
+    wait_for(lambda: not daemons(folder), message=lambda: f"left running: {daemons(folder)}")
     left = [str(p) for p in pathlib.Path(folder).rglob("*") if p.is_socket()]
     assert not left, left
     shutil.rmtree(folder)

@@ -4,7 +4,6 @@ folder came last on the path; a test's function that does not import there makes
 
 import os
 import pathlib
-import time
 
 import numpy as np
 
@@ -26,12 +25,3 @@ def daemons(runtime):
         if words and words[0].endswith(b"leatd") and any(os.fsencode(runtime) in word for word in words):
             found.append(int(entry.name))
     return found
-
-
-def wait_for(what, seconds=10):
-    end = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True

@@ -10,7 +10,8 @@ import pytest
 
 import leat
 from leat._epoch import Epoch
-from lib_python import daemons, wait_for
+from lib_host import wait_for
+from lib_python import daemons
 
 
 @pytest.fixture
@@ -209,5 +210,5 @@ def test_the_daemon_goes_under_the_lane(numbers):
     assert leat.stop(force=True)
     with pytest.raises(leat.PeerGone):
         for _ in batches:  # it answers before it goes, and a hundred plain batches take less than that
-            assert wait_for(lambda: not daemons(os.environ["XDG_RUNTIME_DIR"]))
+            wait_for(lambda: not daemons(os.environ["XDG_RUNTIME_DIR"]))
     assert 40 <= loader.state_dict()["samples"] < 1000

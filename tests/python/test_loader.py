@@ -13,6 +13,7 @@ import threading
 import time
 import types
 
+import lib_host
 import numpy as np
 import pytest
 
@@ -546,10 +547,7 @@ def test_the_rank_is_stopped_and_nothing_stays(big, tmp_path, how, sig):
     job.wait(20)
     job.stdout.close()
     assert job.returncode == (0 if sig == signal.SIGINT else -sig)
-    end = time.monotonic() + 20
-    while any(os.path.exists(f"/proc/{pid}") and open(f"/proc/{pid}/stat").read().split()[2] != "Z" for pid in pids):
-        assert time.monotonic() < end, "workers outlive their rank"
-        time.sleep(0.05)
+    lib_host.wait_for(lambda: not any(map(lib_host.alive, pids)), message="workers outlive their rank")
 
 
 def test_arguments(numbers):

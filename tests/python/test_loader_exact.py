@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 
 import leat
-from lib_python import daemons, wait_for
+from lib_host import wait_for
+from lib_python import daemons
 
 N = 503  # a prime: no batch size divides it
 BAD = (7, 100, 101, 390)
@@ -106,7 +107,7 @@ class Job:
             self.trained.append((self.state(), [json.loads(line) for r in range(world) for line in self.lines(log, r)]))
             self.worlds.append((world, config["loader"]["batch_size"]))
             served = daemons(os.environ["XDG_RUNTIME_DIR"])
-            assert wait_for(lambda: not any(alive(pid) for pid in workers if pid not in served)), "workers outlive their rank"
+            wait_for(lambda: not any(alive(pid) for pid in workers if pid not in served), message="workers outlive their rank")
 
     @staticmethod
     def hear(rank):

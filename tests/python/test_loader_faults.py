@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import leat
-from lib_python import daemons, wait_for
+from lib_host import wait_for
+from lib_python import daemons
 
 N = 1000
 PROCESSES = ["fork", "spawn", "forkserver"]
@@ -260,7 +261,7 @@ def test_the_daemon_dies_and_the_set_is_opened_again(big, runtime):
                         if len(got) == 300:
                             for pid in daemons(runtime):
                                 os.kill(pid, signal.SIGKILL)
-                            assert wait_for(lambda: not daemons(runtime))
+                            wait_for(lambda: not daemons(runtime))
                             time.sleep(0.1)
                         assert len(got) < N
                 state = loader.state_dict()
@@ -310,7 +311,7 @@ def test_collected_half_way(numbers):
     for more in ways:
         for _ in range(20 if "workers" not in more else 5):
             use(**more)
-            assert wait_for(lambda: not grown(before)), grown(before)
+            wait_for(lambda: not grown(before), message=lambda: str(grown(before)))
     assert not multiprocessing.active_children()
 
 
@@ -459,8 +460,8 @@ def start(tmp_path, big, how, end):
 
 def end_of(job, pids, numbers):
     out, err = job.communicate(timeout=60)
-    assert wait_for(lambda: not any(map(alive, pids))), "workers outlive their rank"
-    assert wait_for(lambda: leases()[0] == 1), leases()  # ours
+    wait_for(lambda: not any(map(alive, pids)), message="workers outlive their rank")
+    wait_for(lambda: leases()[0] == 1, message=lambda: str(leases()))  # ours
     return job.returncode, out, err
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import leat
-from lib_python import IMAGES, daemons, wait_for
+from lib_host import wait_for
+from lib_python import IMAGES, daemons
 
 
 def read_all(ws):
@@ -259,7 +260,7 @@ def test_the_daemon_is_killed(npy, runtime):
     batch, view = ws.read_batch([0]), ws.view(0)
     (pid,) = daemons(runtime)
     os.kill(pid, signal.SIGKILL)
-    assert wait_for(lambda: not daemons(runtime))
+    wait_for(lambda: not daemons(runtime))
     end = time.monotonic() + 10  # its socket ends a little after its memory
     with pytest.raises(leat.PeerGone):
         while time.monotonic() < end:

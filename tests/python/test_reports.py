@@ -13,7 +13,7 @@ import pytest
 import leat
 from leat import _report
 
-from lib_python import wait_for
+from lib_host import wait_for
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_loader_is_seen_as_far_as_it_is(numbers, often):
         batches = iter(loader)
         for _ in range(5):
             next(batches)
-        assert wait_for(lambda: jobs() and jobs()[0]["samples"] == 5 * 16, 60)
+        wait_for(lambda: jobs() and jobs()[0]["samples"] == 5 * 16, 60)
         (job,) = jobs()
         assert (job["set"], job["job"], job["epoch"], job["length"]) == ("numbers", os.environ["LEAT_JOB"], 0, 256)
         (rank,) = job["ranks"]
@@ -46,11 +46,11 @@ def test_a_loader_is_seen_as_far_as_it_is(numbers, often):
         assert job["world_size"] == 2 and job["samples_per_s"] == pytest.approx(2 * rank["samples_per_s"])
         for _ in batches:
             pass
-        assert wait_for(lambda: jobs()[0]["samples"] == 256, 60)
+        wait_for(lambda: jobs()[0]["samples"] == 256, 60)
         for _ in loader:
             pass
-        assert wait_for(lambda: (jobs()[0]["epoch"], jobs()[0]["samples"]) == (1, 256), 60)
-    assert wait_for(lambda: not jobs(), 60)
+        wait_for(lambda: (jobs()[0]["epoch"], jobs()[0]["samples"]) == (1, 256), 60)
+    wait_for(lambda: not jobs(), 60)
 
 
 def test_about_once_a_second(numbers):
@@ -70,17 +70,17 @@ def test_loaders_of_one_process_stand_apart(numbers, often):
     train, val = leat.Loader(numbers, 8), leat.Loader(numbers, 4, shuffle=False, transform=lambda sample, rng: sample)
     one, two = iter(train), iter(val)
     next(one), next(two), next(two)
-    assert wait_for(lambda: sorted(job["samples"] for job in jobs()) == [8, 8] and len(jobs()) == 2, 60)
+    wait_for(lambda: sorted(job["samples"] for job in jobs()) == [8, 8] and len(jobs()) == 2, 60)
     assert len({job["loader"] for job in jobs()}) == 2
     train.close()
-    assert wait_for(lambda: len(jobs()) == 1, 60)
+    wait_for(lambda: len(jobs()) == 1, 60)
     val.close()
 
 
 def test_a_mixture_says_of_what(numbers, often):
     with leat.Loader(leat.Mixture([(numbers, 0.5), (numbers, 0.5)]), 8) as loader:
         next(iter(loader))
-        assert wait_for(lambda: jobs() and jobs()[0]["set"] == "mixture of numbers, numbers", 60)
+        wait_for(lambda: jobs() and jobs()[0]["set"] == "mixture of numbers, numbers", 60)
 
 
 RANK = """
@@ -101,14 +101,14 @@ def test_ranks_stand_side_by_side_and_the_killed_go(numbers):
     ranks = [subprocess.Popen([sys.executable, "-c", RANK, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for rank in range(2)]
     try:
         assert [rank.stdout.readline() for rank in ranks] == [b"there\n"] * 2
-        assert wait_for(lambda: jobs() and len(jobs()[0]["ranks"]) == 2 and jobs()[0]["samples"] == 64, 60)
+        wait_for(lambda: jobs() and len(jobs()[0]["ranks"]) == 2 and jobs()[0]["samples"] == 64, 60)
         (job,) = jobs()
         assert [one["pid"] for one in job["ranks"]] == [rank.pid for rank in ranks]
         assert [one["samples"] for one in job["ranks"]] == [48, 64]
         ranks[1].kill()
-        assert wait_for(lambda: [one["rank"] for one in jobs()[0]["ranks"]] == [0], 60)
+        wait_for(lambda: [one["rank"] for one in jobs()[0]["ranks"]] == [0], 60)
         ranks[0].stdin.close()
-        assert wait_for(lambda: not jobs(), 60)
+        wait_for(lambda: not jobs(), 60)
     finally:
         for rank in ranks:
             rank.kill()
@@ -127,8 +127,8 @@ def test_a_daemon_that_does_not_read_holds_nobody_up(numbers):
         assert any(not report(i) for i in range(100000))
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert wait_for(lambda: report(77), 60)
-    assert wait_for(lambda: jobs() and jobs()[0]["samples"] == 77, 60)
+    wait_for(lambda: report(77), 60)
+    wait_for(lambda: jobs() and jobs()[0]["samples"] == 77, 60)
 
 
 def test_a_report_fails_no_loop(numbers, often, monkeypatch):

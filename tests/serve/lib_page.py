@@ -12,6 +12,8 @@ import signal
 import subprocess
 import time
 
+import lib_host
+
 PATIENCE = 120
 
 
@@ -83,11 +85,8 @@ class Browser:
 
     def until(self, expression):
         """Its value, once it is true."""
-        end = time.monotonic() + PATIENCE
-        while not (value := self.value(expression, fails=True)):  # its elements may not be there yet
-            assert time.monotonic() < end, f"{expression} does not come true\n{self.value('document.body.innerText')}"
-            time.sleep(0.1)
-        return value
+        return lib_host.wait_for(lambda: self.value(expression, fails=True),  # its elements may not be there yet
+                                 PATIENCE, lambda: f"{expression} does not come true\n{self.value('document.body.innerText')}")
 
     def text(self):
         return self.value("document.body.innerText")

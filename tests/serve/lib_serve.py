@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
 import zlib
@@ -298,13 +297,6 @@ def content(name, size):
     """Bytes that follow from the name."""
     blocks = (hashlib.sha256(f"{name}/{i}".encode()).digest() * 64 for i in range(size // 2048 + 1))
     return b"".join(blocks)[:size]
-
-
-def wait_until(true):
-    end = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def at_once(n, work):

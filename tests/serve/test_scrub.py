@@ -6,7 +6,8 @@ import subprocess
 
 import lib_host
 import pytest
-from lib_serve import MIB, content, wait_until
+from lib_host import wait_for
+from lib_serve import MIB, content
 from test_admin import Node, conforms
 
 
@@ -50,7 +51,7 @@ def filled(node, tmp_path):
     assert server.request("PUT", "/own/large", body=content("large", 3 * MIB)).status == 200
     assert node.ask("PUT", "/v1/buckets/front", {"remote": {"uri": f"file://{behind}"}}).status == 201
     assert server.request("GET", "/front/cached").body == content("cached", 3 * MIB + 5)
-    wait_until(lambda: node.ask("GET", "/v1/status").json["store"]["paths"][0]["objects"] == 10)
+    wait_for(lambda: node.ask("GET", "/v1/status").json["store"]["paths"][0]["objects"] == 10)
 
 
 def test_rot(node, tmp_path):
@@ -92,7 +93,7 @@ def test_rot_is_fetched_at_once(node, tmp_path):
     small, cached = content("small-remote", 4000), content("cached", 3 * MIB + 5)
     (tmp_path / "behind" / "small").write_bytes(small)
     assert server.request("GET", "/front/small").body == small
-    wait_until(lambda: node.ask("GET", "/v1/status").json["store"]["paths"][0]["objects"] == 11)
+    wait_for(lambda: node.ask("GET", "/v1/status").json["store"]["paths"][0]["objects"] == 11)
     server.stop()  # so that nothing is open and verified
     for data, at in ((cached, MIB + 9), (small, 17), (content("large", 3 * MIB), 5), (content("small-3", 5000), 3)):
         rot(node, data, at)
@@ -104,7 +105,7 @@ def test_rot_is_fetched_at_once(node, tmp_path):
             answer = server.request("GET", f"/own/{key}")
             assert answer.status == 500 and "store it anew, or delete it" in answer.xml.findtext("Message"), answer.body
     # A file that cannot be read: as if its sectors gave EIO.
-    wait_until(lambda: node.ask("GET", "/v1/status").json["store"]["paths"][0]["objects"] == 11)
+    wait_for(lambda: node.ask("GET", "/v1/status").json["store"]["paths"][0]["objects"] == 11)
     server.stop()
     for data in (small, content("small-4", 5000)):
         path = next(p for p in server.store.glob("objects/*/*") if p.read_bytes().startswith(data))
@@ -129,13 +130,13 @@ def test_slow(tmp_path):
     described = node.ask("GET", "/v1/openapi.json").json
     assert conforms(described, node.ask("GET", "/v1/scrub"), "/v1/scrub", "get").json["paths"][0]["scrub"]["state"] == "off"
     assert conforms(described, node.ask("POST", "/v1/scrub", {}), "/v1/scrub", "post").status == 202
-    wait_until(lambda: node.ask("GET", "/v1/scrub").json["paths"][0]["scrub"]["pass"]["bytes"] > MIB)
+    wait_for(lambda: node.ask("GET", "/v1/scrub").json["paths"][0]["scrub"]["pass"]["bytes"] > MIB)
     status = conforms(described, node.ask("GET", "/v1/status"), "/v1/status", "get").json["store"]["paths"][0]["scrub"]
     assert status["state"] == "running" and status["asked"] and status["pass"]["bytes"] < status["of_bytes"]
     node.server.stop()  # the end of a server is that of its scrub, also in the middle of an object
     node.server.options = (*options, "--scrub", "off")
     node.server.start()
-    wait_until(lambda: node.ask("GET", "/v1/scrub").json["paths"][0]["scrub"]["last"])
+    wait_for(lambda: node.ask("GET", "/v1/scrub").json["paths"][0]["scrub"]["last"])
     last = node.ask("GET", "/v1/scrub").json["paths"][0]["scrub"]["last"]
     assert last["objects"] == 10 and last["began"] == status["pass"]["began"]
     # Stopped, it ends, where it does not run by itself.

@@ -23,7 +23,8 @@ import xml.etree.ElementTree as ElementTree
 import lib_host
 import lib_serve
 import pytest
-from lib_serve import MIB, content, error, wait_until
+from lib_host import wait_for
+from lib_serve import MIB, content, error
 
 pytestmark = pytest.mark.skipif(not lib_host.LEAT.exists(), reason=f"{lib_host.LEAT} is not built")
 
@@ -608,7 +609,7 @@ def test_lists_wait_for_memory(start):
         for path, query, _ in lists:
             assert error(server.request("GET", path, query=query)) == (503, "SlowDown"), query
     for path, query, most in lists:  # what was held is given back soon
-        wait_until(lambda path=path, query=query: server.request("GET", path, query=query).status == 200)
+        wait_for(lambda path=path, query=query: server.request("GET", path, query=query).status == 200)
         assert server.request("GET", path, query=[*query, (most, "1")]).status == 200
 
 

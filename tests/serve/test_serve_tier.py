@@ -9,7 +9,8 @@ import threading
 
 import lib_serve
 import pytest
-from lib_serve import at_once, content, error, wait_until
+from lib_host import wait_for
+from lib_serve import at_once, content, error
 from s3fault import S3Fault
 
 MIB = 1 << 20
@@ -98,7 +99,7 @@ def test_remote_dies(server, far, front):
         assert response.status == 200
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             response.read()
-    wait_until(lambda: cut.hits > 0)
+    wait_for(lambda: cut.hits > 0)
     far.rules.clear()
     assert get(server, bucket, "k").body == data
     # All of it: what is here is served, what is not is 503, and says why.
@@ -277,7 +278,7 @@ def test_many_names_of_metadata(server, far, front, mode, count):
     text = f"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part></CompleteMultipartUpload>".encode()
     assert server.request("POST", f"/{bucket}/u", text, query=[("uploadId", upload)]).status == 200
     for key in replies:
-        wait_until(lambda key=key: (far.top / "far" / bucket / key).exists())
+        wait_for(lambda key=key: (far.top / "far" / bucket / key).exists())
 
 
 def test_upload_while_the_remote_is_down(server, far, front):
@@ -313,7 +314,7 @@ def test_answers_that_are_lost(server, far, front):
     writer = threading.Thread(target=lambda: replies.append(server.request("PUT", f"/{bucket}/k", b"newer").status))
     writer.start()
     try:
-        wait_until(lambda: lost.hits > 0)
+        wait_for(lambda: lost.hits > 0)
         assert get(server, bucket, "k").body == b"old"
         assert not replies
     finally:
@@ -343,7 +344,7 @@ def test_silent_remote_keeps_nobody_else(server, far, front, bucket, tmp_path):
     try:
         for t in threads:
             t.start()
-        wait_until(lambda: waits.hits >= 32)
+        wait_for(lambda: waits.hits >= 32)
         for i in range(4):
             assert server.request("PUT", f"/{bucket}/k{i}", b"here").status == 200
             assert get(server, bucket, f"k{i}").body == b"here"
@@ -377,13 +378,13 @@ def test_write_back_and_restart(quick_folder, far, front, request):
         rule = far.fail(times=-1, status=503, method="PUT")
         for i in range(5):
             assert server.request("PUT", f"/back/k{i}", f"text {i}".encode()).status == 200
-        wait_until(lambda: rule.hits > 0)
+        wait_for(lambda: rule.hits > 0)
         server.kill()
         server.start()
         assert get(server, "back", "k3").body == b"text 3"
         assert not (far.top / "far" / "back").exists()
         far.rules.clear()
-        wait_until(lambda: all((far.top / "far" / "back" / f"k{i}").exists() for i in range(5)))
+        wait_for(lambda: all((far.top / "far" / "back" / f"k{i}").exists() for i in range(5)))
         assert (far.top / "far" / "back" / "k3").read_bytes() == b"text 3"
     finally:
         server.stop(check=False)
@@ -451,7 +452,7 @@ def test_administration(quick_folder, far, tmp_path):
     def job(**what):
         status, made = ask("POST", "/v1/jobs", {"bucket": "cold", **what})
         assert status == 202, made
-        wait_until(lambda: ask("GET", f"/v1/jobs/{made['id']}")[1]["state"] != "running")
+        wait_for(lambda: ask("GET", f"/v1/jobs/{made['id']}")[1]["state"] != "running")
         return ask("GET", f"/v1/jobs/{made['id']}")[1]
 
     try:

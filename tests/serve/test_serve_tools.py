@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import lib_host
 import lib_serve
@@ -130,11 +129,10 @@ def test_s3fs(server, bucket, env, tree, tmp_path):
     if started.returncode and "fuse" in started.stderr:
         pytest.skip(f"s3fs cannot mount here: {started.stderr.strip()[:200]}")
     try:
-        end = time.monotonic() + 60
-        while not os.path.ismount(mount):
-            if time.monotonic() > end:
-                pytest.skip("s3fs did not mount (no permission to, in this container?)")
-            time.sleep(0.1)
+        try:
+            lib_host.wait_for(lambda: os.path.ismount(mount))
+        except AssertionError:
+            pytest.skip("s3fs did not mount (no permission to, in this container?)")
         shutil.copytree(tree, mount / "up", copy_function=shutil.copyfile)
         same(tree, mount / "up")
         os.rename(mount / "up/a.txt", mount / "up/b.txt")

@@ -14,6 +14,7 @@
 
 #include "backend/backend.h"
 #include "backend/dir/dir.h"
+#include "base/testing.h"
 #include "store/testing.h"
 
 #define BIG (9 * MIB + 123) /* three blocks of a read */
@@ -278,8 +279,7 @@ static void test_reads(void **state)
     }
     backend_cancel(b, &reads[5]);
     backend_wake(b);
-    while (ended < ARRAY_LEN(reads) - 1)
-        assert_true(backend_wait(b, 100, 60000) >= 0);
+    test_run_until(ended >= ARRAY_LEN(reads) - 1, assert_true(backend_wait(b, 100, 60000) >= 0));
     assert_int_equal(last_rc, 0);
     for (unsigned i = 0; i < ARRAY_LEN(reads); i++) {
         if (i != 5)
@@ -356,7 +356,7 @@ static void test_kill(void **state)
             }
         }
         assert_int_equal(read(pipes[0], back, 1), 1);
-        usleep(round * 300);
+        test_pause_us(round * 300);
         kill(child, SIGKILL);
         int status;
         waitpid(child, &status, 0);

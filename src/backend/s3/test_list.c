@@ -12,6 +12,7 @@
 #include "http/client/testing.h"
 #include "base/clock.h"
 #include "base/rng.h"
+#include "base/testing.h"
 
 #define KEYS_MAX 20000u
 
@@ -187,9 +188,9 @@ static void talk(struct web_peer *p)
         while (now > peak && !atomic_compare_exchange_weak(&at.peak, &peak, now))
             ;
         if (at.wait_us)
-            usleep(at.wait_us);
+            test_pause_us(at.wait_us);
         if (at.uneven && random() % 4 == 0)
-            usleep((unsigned)random() % 6000);
+            test_pause_us((unsigned)random() % 6000);
         pthread_mutex_lock(&at.lock);
         if (at.trouble == CHANGING)
             change();
@@ -209,7 +210,7 @@ static void talk(struct web_peer *p)
         for (size_t said = 0; said < all.len; said += piece) {
             web_say_bytes(p, all.data + said, MIN(piece, all.len - said));
             if (at.slow)
-                usleep(500);
+                test_pause_us(500);
         }
         bytes_out_fini(&all);
         bytes_out_fini(&out);
@@ -559,7 +560,7 @@ static int pause_once(void *user, const struct backend_object *o)
 {
     struct pausing *p = user;
     for (unsigned i = 0; p->seen == 0 && i < 60; i++) { /* 1.2 s, of 0.5 that a request has */
-        usleep(20000);
+        test_pause_us(20000);
         if (backend_wait(p->b, 1, 0) < 0)
             return -EIO;
     }

@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "http/client/testing.h"
 #include "base/clock.h"
+#include "base/testing.h"
 
 #define OBJECT (4 * MIB)
 
@@ -151,9 +152,7 @@ static void done(struct backend_read *read, int rc, const struct leat_error *err
 
 static void wait_for(struct backend *b, unsigned n)
 {
-    uint64_t until = clock_now_ns() + 20 * NS_PER_S;
-    while (ended < n && clock_now_ns() < until)
-        assert_true(backend_wait(b, 1, 100) >= 0);
+    test_run_until(ended >= n, assert_true(backend_wait(b, 1, 100) >= 0));
     assert_int_equal(ended, n);
 }
 

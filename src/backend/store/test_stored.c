@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "backend/backend.h"
+#include "base/testing.h"
 #include "disk/disk.h"
 #include "store/testing.h"
 
@@ -148,10 +149,7 @@ static void begin(struct reading *r, struct backend_file *file, void *dst, uint6
 /* A read that nobody works at any more is not waited for without end. */
 static void wait_over(const struct reading *r)
 {
-    for (unsigned turns = 0; !r->times && turns < 20000; turns++) {
-        if (backend_wait(f.session, 1, 1) == 0)
-            usleep(1000);
-    }
+    test_wait_until((backend_wait(f.session, 1, 1), r->times));
     assert_int_equal(r->times, 1);
 }
 

@@ -17,6 +17,7 @@
 #include "http/client/http_client.h"
 #include "http/client/testing.h"
 #include "base/clock.h"
+#include "base/testing.h"
 #include "loop/loop.h"
 
 /* --- the client's side ------------------------------------------------------------------------------------------------- */
@@ -71,12 +72,10 @@ static struct http_client *client;
 
 static void run(unsigned n, struct get *gets)
 {
-    uint64_t end = clock_now_ns() + 20 * NS_PER_S;
     left = n;
     for (unsigned i = 0; i < n; i++)
         assert_int_equal(http_call_start(client, &gets[i].call), 0);
-    while (left && clock_now_ns() < end)
-        loop_turn(loop, 100);
+    test_run_until(!left, loop_turn(loop, 100));
     for (unsigned i = 0; i < n; i++)
         assert_int_equal(gets[i].ended, 1);
 }
@@ -118,7 +117,7 @@ static void talk_plain(struct web_peer *p)
         } else if (sscanf(path, "/n/%u", &n) == 1 || sscanf(path, "/late/%u", &n) == 1) {
             char body[64];
             if (path[1] == 'l')
-                usleep(LATE_NS / 1000);
+                test_pause_us(LATE_NS / 1000);
             sprintf(body, "number %u", n);
             sprintf(head, "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n\r\n%s", strlen(body), body);
             web_say(p, head);
@@ -142,7 +141,7 @@ static void talk_plain(struct web_peer *p)
             sprintf(head, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n", BIG);
             web_say(p, head);
             web_say_bytes(p, big, 10000);
-            usleep(50000);
+            test_pause_us(50000);
             web_say_bytes(p, big, 10000);
             while (web_read(p, p->buf, sizeof(p->buf)) > 0) {
             }
@@ -304,7 +303,7 @@ static void talk_once(struct web_peer *p)
             p->number % 2 ? "Connection: close\r\n" : "", n);
     web_say(p, text);
     if (p->number % 2)
-        usleep(1000);
+        test_pause_us(1000);
 }
 
 static void test_hangs_up(void **state)
@@ -389,16 +388,13 @@ static void test_cancel(void **state)
     left = 4;
     for (int i = 0; i < 4; i++)
         http_call_start(client, &g[i].call);
-    uint64_t end_ns = clock_now_ns() + 10 * NS_PER_S;
-    while (g[1].call.received == 0 && clock_now_ns() < end_ns)
-        loop_turn(loop, 50);
+    test_run_until(g[1].call.received != 0, loop_turn(loop, 50));
     assert_int_equal(g[0].ended, 1);
     http_call_cancel(client, &g[1].call);
     http_call_cancel(client, &g[1].call);
     memset(dst[1], 'x', sizeof(dst[1]));
     left--;
-    while (left && clock_now_ns() < end_ns)
-        loop_turn(loop, 50);
+    test_run_until(!left, loop_turn(loop, 50));
     for (int i = 0; i < 4; i++) {
         assert_int_equal(g[i].ended, i != 1);
         assert_int_equal(g[i].rc, 0);
@@ -416,8 +412,7 @@ static void test_cancel(void **state)
     get_init(&g[1], &s.origin, "/silent", dst[1], 100);
     left = 1;
     http_call_start(client, &g[1].call);
-    while (g[1].call.received == 0 && clock_now_ns() < end_ns)
-        loop_turn(loop, 50);
+    test_run_until(g[1].call.received != 0, loop_turn(loop, 50));
     end(&s);
     assert_int_equal(g[1].ended, 1);
     assert_int_equal(g[1].rc, -ECANCELED);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
+#include "base/testing.h"
 #include "http/server/testing.h"
 
 #define GET(path) "GET " path " HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -217,10 +218,7 @@ static void test_one_of_two_loops_fails(void **state)
         answer_fini(&a);
         if (i + 1 == BEFORE) {
             break_loops(1);
-            do {
-                usleep(1000);
-                http_server_stats(rig.server, &stats);
-            } while (stats.connections == BEFORE);
+            test_wait_until((http_server_stats(rig.server, &stats), stats.connections != BEFORE));
         }
     }
     for (unsigned i = 0; i < BEFORE + AFTER; i++)

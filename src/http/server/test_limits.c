@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 #include "http/server/testing.h"
 
 #define GET(path) "GET " path " HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -132,10 +133,7 @@ static void test_too_many(void **state)
         stream_fini(&streams[i]);
     }
     struct http_server_stats stats;
-    do {
-        usleep(1000);
-        http_server_stats(rig.server, &stats);
-    } while (stats.connections);
+    test_wait_until((http_server_stats(rig.server, &stats), !stats.connections));
     assert_int_equal(stats.overload, 20);
     rig_expect(&rig, GET("/hello"), 200, false);
     rig_stop(&rig);
@@ -157,10 +155,7 @@ static void test_memory_cap(void **state)
     }
     /* Each is the handler's, or was told 503. */
     struct http_server_stats stats;
-    do {
-        usleep(1000);
-        http_server_stats(rig.server, &stats);
-    } while (stats.overload + atomic_load(&rig.begun) < N);
+    test_wait_until((http_server_stats(rig.server, &stats), stats.overload + atomic_load(&rig.begun) >= N));
     refused = (unsigned)stats.overload;
     assert_true(refused > 0 && refused < N);
     assert_true(stats.memory_peak_bytes <= config.memory_bytes);
@@ -241,7 +236,7 @@ static void test_nothing_to_accept_with(void **state)
     assert_int_equal(connect(waits.fd, (struct sockaddr *)&addr, len), 0);
     hello(s.fd);
     uint64_t spent = cpu_ns();
-    usleep(1000000);
+    test_pause_us(1000000);
     spent = cpu_ns() - spent;
     setrlimit(RLIMIT_NOFILE, &before);
     assert_true(spent < NS_PER_S / 10);

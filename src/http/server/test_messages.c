@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <sys/socket.h>
 
+#include "base/testing.h"
 #include "http/server/testing.h"
 
 static void want(struct stream *s, const char *method, int status, const char *body)
@@ -219,16 +220,11 @@ static void test_grace(void **state)
     rig_say(half.fd, "GET /hello HTTP/1.1\r\nHo");
     rig_await(&rig.begun, 1);
     struct http_server_stats stats;
-    do {
-        usleep(1000);
-        http_server_stats(rig.server, &stats);
-    } while (stats.busy < 2); /* the head that is half there is a request under way */
+    /* The head that is half there is a request under way. */
+    test_wait_until((http_server_stats(rig.server, &stats), stats.busy >= 2));
     assert_false(http_server_stopping(rig.server));
     assert_int_equal(pthread_create(&thread, NULL, stop_now, &rig), 0);
-    for (unsigned tries = 0; is_taken(&addr); tries++) {
-        assert_true(tries < 4000);
-        usleep(1000);
-    }
+    test_wait_until(!is_taken(&addr));
     assert_true(http_server_stopping(rig.server));
     rig_say(half.fd, "st: x\r\n\r\nGET /hello HTTP/1.1\r\nHost: x\r\n\r\n");
     assert_true(stream_answer(&half, "GET", &a));

@@ -8,6 +8,7 @@
 
 #include <sys/socket.h>
 
+#include "base/testing.h"
 #include "failalloc.h"
 #include "http/server/testing.h"
 
@@ -22,8 +23,7 @@ struct task {
 static void task_run(struct http_work *work)
 {
     struct task *t = container_of(work, struct task, work);
-    while (t->gate && !atomic_load(t->gate))
-        usleep(1000);
+    test_wait_until(!t->gate || atomic_load(t->gate));
     atomic_fetch_add(t->run, 1);
 }
 
@@ -55,18 +55,14 @@ static void test_priorities(void **state)
     /* Three of four threads are held by what is long; what is short gets by. */
     for (unsigned i = LONG; i < LONG + SHORT; i++) {
         tasks[i] = (struct task){{.run = task_run, .done = task_done}, NULL, &run_short, &done, &cancelled};
-        while (http_work_start(workers, nobody, HTTP_PRIORITY_SHORT, &tasks[i].work) == -EAGAIN)
-            usleep(1000);
+        test_wait_until(http_work_start(workers, nobody, HTTP_PRIORITY_SHORT, &tasks[i].work) != -EAGAIN);
     }
     rig_await(&done, SHORT);
     assert_int_equal(atomic_load(&run), 0);
     /* Full. */
     struct task more = tasks[0];
     struct http_workers_stats stats;
-    do {
-        usleep(1000);
-        http_workers_stats(workers, &stats);
-    } while (stats.running < 3);
+    test_wait_until((http_workers_stats(workers, &stats), stats.running >= 3));
     assert_int_equal(stats.queued[HTTP_PRIORITY_LONG], LONG - 3);
     static struct task fill[3];
     for (unsigned i = 0; i < 3; i++) {
@@ -102,10 +98,8 @@ static void test_an_end_lets_two_begin(void **state)
         tasks[i] = (struct task){
             {.run = task_run, .done = task_done, .party = parties[i]}, &gates[i], &run, &done, &cancelled};
         assert_int_equal(http_work_start(workers, rig.last, HTTP_PRIORITY_LONG, &tasks[i].work), 0);
-        do { /* the first of each at once */
-            usleep(1000);
-            http_workers_stats(workers, &stats);
-        } while (stats.running < MIN(i + 1, 2u));
+        /* The first of each at once. */
+        test_wait_until((http_workers_stats(workers, &stats), stats.running >= MIN(i + 1, 2u)));
     }
     /* The second of X follows the first; with its end the second of Y may begin, and the third of X. */
     for (unsigned i = 0; i < 3; i += 2) {

@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 
 /* --- handler ------------------------------------------------------------------------------------------------------------- */
 
@@ -60,8 +61,7 @@ static void on_over(struct http_request *req, int rc)
 static void work_run(struct http_work *work)
 {
     struct job *job = container_of(work, struct job, work);
-    while (atomic_load(&job->rig->gated) && !atomic_load(&job->rig->release))
-        usleep(1000);
+    test_wait_until(!atomic_load(&job->rig->gated) || atomic_load(&job->rig->release));
 }
 
 static void late_done(struct http_work *work, struct http_request *req)
@@ -328,11 +328,7 @@ void rig_stop(struct rig *rig)
 
 void rig_await(_Atomic unsigned *counter, unsigned n)
 {
-    uint64_t end = clock_now_ns() + PATIENCE_NS;
-    while (atomic_load(counter) < n) {
-        assert_true(clock_now_ns() < end);
-        usleep(1000);
-    }
+    test_wait_until(atomic_load(counter) >= n);
 }
 
 int rig_connect(struct rig *rig)

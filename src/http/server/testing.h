@@ -36,7 +36,7 @@ struct rig {
 void rig_start(struct rig *rig, const struct http_server_config *config);
 /* All that was begun must be over by then. */
 void rig_stop(struct rig *rig);
-/* Waits until the counter is at least n; fails the test after PATIENCE_NS. */
+/* Waits until the counter is at least n; fails the test after TEST_WAIT_S. */
 void rig_await(_Atomic unsigned *counter, unsigned n);
 unsigned rig_overs(struct rig *rig);
 

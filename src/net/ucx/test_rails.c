@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 
 static void both_up(struct one *x)
 {
@@ -99,7 +100,7 @@ static void comes_back(const struct net_rdma_config *config)
         if (path->serial == 0)
             before = x.ep->stripe[1].total_bytes;
         others += path->state == PATH_CLOSED;
-        usleep(1000);
+        test_pause_us(1000);
     }
     assert_true(others > 0);
     assert_int_equal(path->serial, 1);
@@ -148,7 +149,7 @@ static void read_until(struct one *x, const uint32_t *crcs, bool (*done)(const s
         for (unsigned i = 0; i < ARRAY_LEN(x->reads); i++)
             assert_int_equal(x->reads[i].crc, crcs[i]);
         assert_int_equal(x->ep->paths[0].serial, 0); /* which nothing happened to */
-        usleep(1000);
+        test_pause_us(1000);
     }
 }
 
@@ -256,8 +257,8 @@ static void test_tries_take_no_numbers(void **state)
     assert_int_equal(x.ctx->ops->mem_register(x.ctx, aside, sizeof(aside), -1, &second), 0);
     far_tell(BREAK);
     const struct ucx_path *broken = &x.ep->paths[1];
-    while (broken->state != PATH_CLOSED || broken->out || broken->asks)
-        assert_int_equal(one_read(&x, 0), 0);
+    test_run_until(broken->state == PATH_CLOSED && !broken->out && !broken->asks,
+                   assert_int_equal(one_read(&x, 0), 0));
     const uint32_t ids = ctx->ids, id = x.memory->id;
     real_ucx = ctx->ucx;
     struct ucx_symbols refusing = *real_ucx;
@@ -322,7 +323,7 @@ static void the_old_are_refused(struct one *x)
         second->stripe[1].down_until_ns = 1;
         x->ep->ctx->reconnect_ns = 1;
         read_aside(x, second);
-        usleep(100000);
+        test_pause_us(100000);
     }
     assert_int_equal(p->state, PATH_UP);
     assert_true(p->incarnation > 1);
@@ -341,7 +342,7 @@ static void the_old_are_refused(struct one *x)
         x->done = x->quiesced = 0;
         assert_int_equal(one_read(x, clock_now_ns() + 60 * NS_PER_S), 0);
         assert_int_not_equal(old->state, PATH_UP);
-        usleep(1000);
+        test_pause_us(1000);
     }
     assert_int_not_equal(old->state, PATH_UP);
 }

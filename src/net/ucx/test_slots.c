@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 
 #define SLOTS 200
 
@@ -78,17 +79,14 @@ static void test_slots_while_a_rail_goes(void **state)
             assert_int_equal(loop_post(r->loop, go_or_come, r), 0);
         if (i % 2 == 0)
             net_rdma_slot_close(&a.slots[i]);
-        usleep(500);
+        test_pause_us(500);
     }
     for (unsigned i = 0; i < ARRAY_LEN(threads); i++)
         pthread_join(threads[i], NULL);
     assert_int_equal(a.other, 0);
     assert_int_equal(a.given + a.stale, SLOTS * ARRAY_LEN(threads));
-    for (unsigned tries = 0; !atomic_load(&r->up); tries++) {
-        assert_true(tries < 100);
-        assert_int_equal(loop_post(r->loop, go_or_come, r), 0);
-        usleep(100000);
-    }
+    test_run_until(atomic_load(&r->up),
+                   (assert_int_equal(loop_post(r->loop, go_or_come, r), 0), test_pause_us(100000)));
     assert_true(atomic_load(&r->incarnation) > 1);
     net_rdma_server_stats(a.server, &stats);
     assert_int_equal(stats.registrations, SLOTS / 2);
@@ -127,9 +125,7 @@ static void test_a_rail_that_comes_late(void **state)
     assert_int_equal(net_rdma_put_keys(server, &slot, dst, sizeof(dst), &reply, NULL), 0);
     assert_null(slot.memory->parts[1].memh);
     assert_int_equal(loop_post(r->loop, come, r), 0);
-    for (unsigned i = 0; i < 1000 && !atomic_load(&r->up); i++)
-        usleep(10000);
-    assert_true(atomic_load(&r->up));
+    test_wait_until(atomic_load(&r->up));
     assert_non_null(slot.memory->parts[1].memh);
     net_rdma_slot_close(&slot);
     net_rdma_server_free(server);

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 
 #include "base/clock.h"
+#include "base/testing.h"
 
 pid_t far_child;
 char far_ports[KINDS_OF_FAR][32];
@@ -29,7 +30,7 @@ struct target {
 
 static void nap(void *unused)
 {
-    usleep(200000);
+    test_pause_us(200000);
 }
 
 static int far_request(struct net_serve_target *t, uint16_t type, struct bytes_in *in,

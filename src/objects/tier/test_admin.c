@@ -9,6 +9,7 @@
 
 #include <sys/stat.h>
 
+#include "base/testing.h"
 #include "objects/tier/testing.h"
 
 /* --- lists --------------------------------------------------------------------------------------------------------------------------- */
@@ -94,6 +95,12 @@ static void test_list(void **state)
 
 /* --- jobs ---------------------------------------------------------------------------------------------------------------------------- */
 
+static void wait_for_end(uint64_t id, struct tier_job_info *ret_info)
+{
+    test_wait_until(
+        (assert_int_equal(tier_job_get(world.tier, id, ret_info), 0), ret_info->state != TIER_JOB_RUNNING));
+}
+
 static struct tier_job_info job(struct tier_job_spec spec)
 {
     struct leat_error err = {0};
@@ -101,10 +108,7 @@ static struct tier_job_info job(struct tier_job_spec spec)
     uint64_t id = 0;
     if (tier_job_start(world.tier, &spec, &id, &err) < 0)
         fail_msg("%s", err.message);
-    do {
-        usleep(2000);
-        assert_int_equal(tier_job_get(world.tier, id, &info), 0);
-    } while (info.state == TIER_JOB_RUNNING);
+    wait_for_end(id, &info);
     return info;
 }
 
@@ -189,18 +193,14 @@ static void test_job_cancel(void **state)
     struct tier_job_spec spec = {
         .kind = TIER_PREFETCH, .bucket = "bkt", .keys = keys, .nkeys = ARRAY_LEN(keys)};
     assert_int_equal(tier_job_start(world.tier, &spec, &id, &err), 0);
-    while (world_far.gets < 3)
-        usleep(2000);
+    test_wait_until(world_far.gets >= 3);
     struct tier_read *r; /* its HEAD is answered, though all who prefetch wait */
     assert_int_equal(tier_open(world.tier, "bkt", "k", 1, TIER_HEAD, &r, &err), 0);
     assert_int_equal(tier_read_wait(r, 0, 0, &err), 0);
     tier_read_close(r);
     assert_int_equal(tier_job_cancel(world.tier, id), 0);
     atomic_store(&world_far.allowed, UINT64_MAX);
-    do {
-        usleep(2000);
-        assert_int_equal(tier_job_get(world.tier, id, &info), 0);
-    } while (info.state == TIER_JOB_RUNNING);
+    wait_for_end(id, &info);
     assert_int_equal(info.state, TIER_JOB_CANCELLED);
     world_reader_main(&me);
     assert_true(me.same);

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "base/rng.h"
+#include "base/testing.h"
 #include "objects/tier/testing.h"
 #include "store/testing.h"
 
@@ -104,13 +105,12 @@ static bool uploads_are(void)
 /* Long enough for who does not wait to have gone on. */
 static void a_moment(void)
 {
-    usleep(100000);
+    test_pause_us(100000);
 }
 
 static void wait_until_held(void)
 {
-    while (!store_fault_holds(world.fault))
-        usleep(1000);
+    test_wait_until(store_fault_holds(world.fault));
 }
 
 /* As far as the remote, which has heard it and does not answer while `hold`. */
@@ -202,7 +202,7 @@ static void *crowd_main(void *arg)
     struct crowd *me = arg;
     char key[40];
     snprintf(key, sizeof(key), "%s-%u", me->bucket, me->number);
-    usleep(me->late_us + (me->number * 997) % 3000);
+    test_pause_us(me->late_us + (me->number * 997) % 3000);
     me->acknowledged = world_put(me->bucket, key, key, NULL, NULL) == 0;
     return NULL;
 }
@@ -225,7 +225,7 @@ static void test_attach_at_any_moment(void **state)
             crowd[i] = (struct crowd){.bucket = bucket, .number = i, .late_us = round % 4 ? 0 : 20000};
             assert_int_equal(pthread_create(&crowd[i].thread, NULL, crowd_main, &crowd[i]), 0);
         }
-        usleep(rng_below(&rng, 3000));
+        test_pause_us(rng_below(&rng, 3000));
         bool is = tier_bucket_set(world.tier, bucket, json, NULL) == 0;
         attached += is;
         for (unsigned i = 0; i < WRITERS; i++)

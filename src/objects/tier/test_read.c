@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "base/crc32c.h"
+#include "base/testing.h"
 #include "objects/tier/testing.h"
 
 static void test_read_through(void **state)
@@ -168,6 +169,12 @@ static void told(struct tier_waiter *w)
     atomic_store(flag, true);
 }
 
+static void until_told(atomic_bool *flag)
+{
+    test_wait_until(atomic_load(flag));
+    atomic_store(flag, false);
+}
+
 /* A reader that is told, instead of waiting; one that goes away; one whose remote dies. */
 static void test_waiters(void **state)
 {
@@ -182,24 +189,15 @@ static void test_waiters(void **state)
     world_far.allowed = 2 * MIB;
     assert_int_equal(tier_open(world.tier, "bkt", "k", 1, 0, &r, &err), 0);
     assert_int_equal(tier_open(world.tier, "bkt", "k", 1, 0, &other, &err), 0);
-    while (tier_read_head(r, &one.w, &err) == TIER_WAIT) {
-        while (!atomic_load(&one.told))
-            usleep(1000);
-        one.told = false;
-    }
-    while (tier_read_ready(other, WORLD_BIG - 1, &two.w, &err) != TIER_WAIT)
-        usleep(1000);
+    test_run_until(tier_read_head(r, &one.w, &err) != TIER_WAIT, until_told(&one.told));
+    test_wait_until(tier_read_ready(other, WORLD_BIG - 1, &two.w, &err) == TIER_WAIT);
     tier_read_unwait(other, &two.w);
     tier_read_close(other);
     two.told = false;
     int64_t n;
     atomic_store(&world_far.hang_up, true);
     atomic_store(&world_far.allowed, UINT64_MAX);
-    while ((n = tier_read_ready(r, WORLD_BIG - 1, &one.w, &err)) == TIER_WAIT) {
-        while (!atomic_load(&one.told))
-            usleep(1000);
-        one.told = false;
-    }
+    test_run_until((n = tier_read_ready(r, WORLD_BIG - 1, &one.w, &err)) != TIER_WAIT, until_told(&one.told));
     assert_int_equal(n, TIER_DOWN);
     assert_non_null(strstr(err.message, "the remote of bucket bkt: "));
     assert_non_null(strstr(err.message, "s3://away/pre/k"));

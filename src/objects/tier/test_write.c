@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "base/testing.h"
 #include "objects/tier/testing.h"
 #include "store/testing.h"
 
@@ -145,7 +146,7 @@ static void test_back_condition(void **state)
     assert_int_equal(pthread_create(&first.thread, NULL, writer_main, &first), 0);
     world_far_hears(&world_far.heads);
     assert_int_equal(pthread_create(&second.thread, NULL, writer_main, &second), 0);
-    usleep(100000);
+    test_pause_us(100000);
     world_far.hold_heads = false;
     pthread_join(first.thread, NULL);
     pthread_join(second.thread, NULL);
@@ -209,8 +210,7 @@ static void test_back(void **state)
     assert_int_equal(store_evict(world.store, "bkt", "k", 1, &err), LEAT_BUSY);
     assert_int_equal(tier_bucket_set(world.tier, "bkt", NULL, &err), LEAT_BUSY);
     struct tier_stats s;
-    for (unsigned i = 0; i < 6000 && (tier_stats(world.tier, &s), s.push_failed < 2); i++)
-        usleep(10000);
+    test_wait_until((tier_stats(world.tier, &s), s.push_failed >= 2));
     assert_true(s.push_error[0] != 0 && s.push_waiting == 2);
     world_end();
     assert_int_equal(rename(away, path), 0);
@@ -345,11 +345,9 @@ static void test_back_far_more(void **state)
             assert_int_equal(world_put("bkt", key, key, NULL, &err), 0);
             assert_in_range(waiting(), 0, 8);
         }
-        for (unsigned i = 0; i < 6000 && (tier_stats(world.tier, &s), s.push_failed < 60); i++) {
-            assert_in_range(s.push_waiting, 0, 8);
-            usleep(10000);
-        }
-        assert_true(s.push_failed >= 60 && s.push_waiting > 0 && s.buffer_bytes > 0);
+        test_wait_until(
+            (tier_stats(world.tier, &s), assert_in_range(s.push_waiting, 0, 8), s.push_failed >= 60));
+        assert_true(s.push_waiting > 0 && s.buffer_bytes > 0);
         world_end();
     }
     assert_int_equal(rename(away, path), 0);
@@ -416,9 +414,7 @@ static void test_back_past_refused(void **state)
     }
     for (unsigned i = 0; i < 20; i++) {
         snprintf(key, sizeof(key), "l%u", i);
-        for (unsigned n = 0; n < 3000 && !world_is_there(key, key); n++)
-            usleep(10000);
-        assert_true(world_is_there(key, key));
+        test_wait_until(world_is_there(key, key));
     }
     assert_in_range(waiting(), 0, 8);
 }
@@ -513,7 +509,7 @@ static void test_kill(void **state)
         close(pipes[1]);
         for (unsigned i = 0; i <= round && read(pipes[0], &got, sizeof(got)) == sizeof(got); i++)
             last = got;
-        usleep(round * 700);
+        test_pause_us(round * 700);
         kill(child, SIGKILL);
         int status;
         waitpid(child, &status, 0);

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "base/testing.h"
 #include "objects/tier/testing.h"
 #include "store/testing.h"
 #include "wire/s3/s3_crc.h"
@@ -123,14 +124,9 @@ bool world_is_here(const char *bucket, const char *key)
 
 bool world_gets_here(const char *bucket, const char *key)
 {
-    for (unsigned i = 0; i < 6000; i++) {
-        struct tier_stats s;
-        tier_stats(world.tier, &s);
-        if (s.fetching == 0 && s.fetch_waiting == 0)
-            return world_is_here(bucket, key);
-        usleep(10000);
-    }
-    return false;
+    struct tier_stats s;
+    test_wait_until((tier_stats(world.tier, &s), s.fetching == 0 && s.fetch_waiting == 0));
+    return world_is_here(bucket, key);
 }
 
 int world_get(const char *bucket, const char *key, char *dst, size_t cap, size_t *ret_len,
@@ -191,14 +187,8 @@ void world_wait_pushed(void)
     struct tier_stats s;
     AUTO_FREE struct store_status *status = malloc(sizeof(*status));
     assert_non_null(status);
-    for (unsigned i = 0; i < 6000; i++) {
-        store_status(world.store, status);
-        tier_stats(world.tier, &s);
-        if (status->paths[0].dirty == 0 && s.push_waiting == 0)
-            return;
-        usleep(10000);
-    }
-    fail_msg("still waiting: %s", s.push_error);
+    test_wait_until((store_status(world.store, status), tier_stats(world.tier, &s),
+                     status->paths[0].dirty == 0 && s.push_waiting == 0));
 }
 
 /* --- an S3 server ------------------------------------------------------------------------------------------------------------------ */
@@ -215,8 +205,7 @@ static bool held(uint64_t first, uint64_t last)
 
 static void wait_for(const atomic_bool *holds)
 {
-    for (unsigned i = 0; atomic_load(holds) && !world_far.hang_up && i < 6000; i++)
-        usleep(10000);
+    test_wait_until(!atomic_load(holds) || world_far.hang_up);
 }
 
 static void answer_put(struct web_peer *p)
@@ -283,8 +272,7 @@ static void talk(struct web_peer *p)
                  ranged ? "206 Partial Content" : "200 OK", last + 1 - first, says, first, last, bytes,
                  ranged || world_far.no_etags ? "X-None: " : "x-amz-checksum-crc32c: ",
                  ranged || world_far.no_etags ? "" : sum);
-        for (unsigned i = 0; !is_head && held(first, last) && !world_far.hang_up && i < 6000; i++)
-            usleep(10000);
+        test_wait_until(is_head || !held(first, last) || world_far.hang_up);
         if (world_far.hang_up)
             return;
         if (!is_head && first == 0 && world_far.changes > 0) {
@@ -302,8 +290,7 @@ static void talk(struct web_peer *p)
 
 void world_far_hears(const _Atomic unsigned *count)
 {
-    while (*count == 0)
-        usleep(1000);
+    test_wait_until(*count != 0);
 }
 
 void world_web_settings(const char *bucket, const char *more)

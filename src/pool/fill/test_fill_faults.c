@@ -5,6 +5,7 @@
 
 #include "base/crc32c.h"
 #include "base/ledger.h"
+#include "base/testing.h"
 #include "disk/disk.h"
 #include "pool/fill/fill.h"
 #include "pool/region/region.h"
@@ -26,15 +27,9 @@
 #define SEGMENT (16 * KIB)
 #define REGION  (64 * KIB)
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
-
 static void advanced(struct wset *ws)
 {
     (void)ws;
-    pthread_mutex_lock(&lock);
-    pthread_cond_broadcast(&cond);
-    pthread_mutex_unlock(&lock);
 }
 
 /* A file system whose server knows that a file was written again, and which tells that to those alone who make it ask. */
@@ -63,10 +58,7 @@ static struct fill_stats fill_with(struct wset *ws,
     struct fill_stats stats;
     assert_int_equal(fill_new(&config, &fill, NULL), 0);
     assert_int_equal(fill_start(fill, ws), 0);
-    pthread_mutex_lock(&lock);
-    while (!wset_complete(ws))
-        pthread_cond_wait(&cond, &lock);
-    pthread_mutex_unlock(&lock);
+    test_wait_until(wset_complete(ws));
     testing_wait_alone(ws);
     fill_stats(fill, &stats);
     fill_free(fill);

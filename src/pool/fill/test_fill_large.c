@@ -10,6 +10,7 @@
 #include "base/crc32c.h"
 #include "base/ledger.h"
 #include "base/log.h"
+#include "base/testing.h"
 #include "base/budget.h"
 #include "disk/disk.h"
 #include "failalloc.h"
@@ -31,20 +32,14 @@
 #define DATA_BYTES (2 * MIB)
 #define SEGMENT    (256 * KIB)
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
-
 /* Of wide bounce buffers; NULL: none are to be had. */
 static struct budget *budget;
-static uint64_t used_at_end; /* of it, when the last set was complete */
+static _Atomic uint64_t used_at_end; /* of it, when the last set was complete */
 
 static void advanced(struct wset *ws)
 {
-    pthread_mutex_lock(&lock);
     if (budget && wset_complete(ws))
         used_at_end = atomic_load(&budget->used_bytes);
-    pthread_cond_broadcast(&cond);
-    pthread_mutex_unlock(&lock);
 }
 
 /* --- disks ----------------------------------------------------------------------------------------------------------------- */
@@ -103,10 +98,7 @@ static struct fill *fill_of(unsigned threads, uint64_t segment_bytes,
 
 static void fill_wait(struct wset *ws)
 {
-    pthread_mutex_lock(&lock);
-    while (!wset_complete(ws))
-        pthread_cond_wait(&cond, &lock);
-    pthread_mutex_unlock(&lock);
+    test_wait_until(wset_complete(ws));
     testing_wait_alone(ws);
 }
 

@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 
+#include "base/testing.h"
 #include "failalloc.h"
 #include "loop/loop.h"
 #include "pool/fill/fill.h"
@@ -58,16 +59,14 @@ static struct wset *streamed(const char *spec, uint64_t window_bytes)
 
 static void release(struct wset *ws)
 {
-    while (atomic_load(&ws->refs) != 1)
-        loop_turn(loop, 10);
+    test_run_until(atomic_load(&ws->refs) == 1, loop_turn(loop, 10));
     assert_int_equal(stream_window_held_bytes(ws->window), 0);
     wset_unref(ws);
 }
 
 static void wait_loaded(const struct stream_window_entry *entry)
 {
-    while (entry->state == STREAM_WINDOW_LOADING)
-        loop_turn(loop, 1000);
+    test_run_until(entry->state != STREAM_WINDOW_LOADING, loop_turn(loop, 1000));
 }
 
 static struct stream_window_entry *get(struct wset *ws, uint64_t first, uint64_t count)
@@ -227,8 +226,7 @@ static void test_let_go_while_loading(void **state)
     }
     assert_int_equal(stream_window_get(ws->window, 150, 7, &d), -EAGAIN);
     unsigned before = nready;
-    while (nready < before + 3)
-        loop_turn(loop, 1000);
+    test_run_until(nready >= before + 3, loop_turn(loop, 1000));
     d = get(ws, 150, 7);
     check(ws, d);
     stream_window_put(d);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pool/region/prefault.h"
 
+#include "base/testing.h"
 #include "base/budget.h"
 #include "failalloc.h"
 
@@ -49,8 +50,7 @@ static struct prefault_stats stats(struct fixture *f)
 
 static void wait_for(struct fixture *f, uint64_t bytes)
 {
-    while (stats(f).bytes != bytes)
-        usleep(500);
+    test_wait_until(stats(f).bytes == bytes);
     prefault_hold(f->ready); /* the last step is over */
     assert_int_equal(stats(f).bytes, bytes);
     assert_int_equal(atomic_load(&f->budget.used_bytes), bytes);
@@ -203,7 +203,7 @@ static void gives_way(void **state)
     assert_int_equal(atomic_load(&f.budget.used_bytes), 22 * MIB);
     assert_int_equal(stats(&f).bytes, 22 * MIB);
     /* Held: nothing is made until it is allowed again. */
-    usleep(5000);
+    test_pause_us(5000);
     assert_int_equal(stats(&f).bytes, 22 * MIB);
     assert_int_equal(prefault_cancel(f.ready, CAP), 22 * MIB);
     assert_int_equal(prefault_cancel(f.ready, CAP), 0);
@@ -221,11 +221,10 @@ static void cap_holds(void **state)
     start(&f, 4 * MIB, 32 * MIB, NULL);
     assert_int_equal(budget_reserve(&f.budget, CAP - 6 * MIB), 0);
     prefault_allow(f.ready, CAP);
-    while (stats(&f).bytes != 6 * MIB)
-        usleep(500);
+    test_wait_until(stats(&f).bytes == 6 * MIB);
     for (unsigned k = 0; k < 20; k++) {
         prefault_allow(f.ready, CAP);
-        usleep(200);
+        test_pause_us(200);
         assert_true(atomic_load(&f.budget.used_bytes) <= CAP);
     }
     assert_int_equal(atomic_load(&f.budget.peak_bytes), CAP);
@@ -251,8 +250,7 @@ static void no_memory_for_a_step(void **state)
     good_steps = 3;
     start(&f, 4 * MIB, 16 * MIB, prepare_or_not);
     prefault_allow(f.ready, CAP);
-    while (atomic_load(&good_steps) >= 0)
-        usleep(500);
+    test_wait_until(atomic_load(&good_steps) < 0);
     prefault_hold(f.ready);
     assert_int_equal(stats(&f).bytes, 6 * MIB);
     assert_int_equal(stats(&f).made_bytes, 6 * MIB);
@@ -294,7 +292,7 @@ static void no_memory_for_a_region(void **state)
     start(&f, 2 * MIB, 2 * MIB, NULL);
     failalloc_arm(1);
     prefault_allow(f.ready, CAP);
-    usleep(20000);
+    test_pause_us(20000);
     prefault_hold(f.ready);
     failalloc_disarm();
     assert_int_equal(stats(&f).bytes, 0);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "pool/set/testing.h"
 
+#include "base/testing.h"
 #include "dataset/dataset.h"
 #include "pool/region/region.h"
 #include "pool/set/wset.h"
@@ -217,8 +218,7 @@ void testing_part(const struct wset *ws, uint64_t i, unsigned f, uint8_t *dst)
 
 void testing_wait_alone(const struct wset *ws)
 {
-    while (atomic_load(&ws->refs) != 1)
-        usleep(500);
+    test_wait_until(atomic_load(&ws->refs) == 1);
 }
 
 struct disk_fault_rules testing_rules;
