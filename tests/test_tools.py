@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import lib_host
 import pytest
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
@@ -51,6 +52,35 @@ def test_a_stage_beyond_its_budget_fails(check, monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(check, "read_budgets", lambda: {"layers": seconds})
         assert check.main() == status
         assert ("tools/budgets.txt" in capsys.readouterr().out) == bool(status)
+
+
+def test_stages_overlap(check, monkeypatch, tmp_path, capsys):
+    """Two at a time, in the order of their needs; what needs a stage that failed is not run; some are alone."""
+    order = tmp_path / "order"
+
+    def stage(name, good=True):
+        def run(stage, args):
+            with open(order, "a") as f:
+                f.write(f"+{name}\n")
+            if name == "a":  # until another one has begun beside it
+                lib_host.wait_for(lambda: "+b" in order.read_text())
+            stage.expect(good, name, "as it should")
+            with open(order, "a") as f:
+                f.write(f"-{name}\n")
+        return run
+
+    monkeypatch.setattr(check, "CHECK", {"a": stage("a"), "c": stage("c"), "b": stage("b", good=False), "d": stage("d"), "alone": stage("alone")})
+    monkeypatch.setattr(check, "EXTRA", {})
+    monkeypatch.setattr(check, "NEEDS", {"c": ["a", "b"], "d": ["a"]})
+    monkeypatch.setattr(check, "ALONE", {"alone"})
+    monkeypatch.setattr(check, "read_budgets", lambda: dict.fromkeys(check.CHECK, 100))
+    monkeypatch.setattr(sys, "argv", ["check", "--build", str(tmp_path)])
+    assert check.main() == 1
+    begun = order.read_text().split()
+    assert sorted(begun) == sorted(f"{sign}{name}" for name in ("a", "b", "d", "alone") for sign in "+-")
+    assert begun.index("+b") < begun.index("-a") < begun.index("+d") and begun[-2:] == ["+alone", "-alone"]
+    out = capsys.readouterr().out
+    assert "failed [b] b: as it should" in out and "failed [c] c: not run: b failed" in out and "3 passed, 2 failed" in out
 
 
 def test_every_stage_has_a_budget(check):
