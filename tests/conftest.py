@@ -17,8 +17,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The longest files: they begin first, as a worker of pytest-xdist takes a file at a time, and the last one ends alone.
-LONGEST = ("test_hosts.py", "test_dataset_index.py", "test_s3_faults.py", "test_loader_faults.py", "test_hostile_peers.py", "test_rails.py",
-           "test_users.py", "test_samplers.py", "test_loader.py", "test_arguments.py", "test_deaths.py", "test_loader_streamed.py")
+LONGEST = ("test_samplers.py", "test_loader.py", "test_hosts.py", "test_s3_faults.py", "test_loader_faults.py", "test_hostile_peers.py", "test_rails.py",
+           "test_deaths.py", "test_users.py", "test_arguments.py", "test_bad_sources.py", "test_s3.py", "test_loader_streamed.py")
 
 
 def pytest_collection_modifyitems(items):

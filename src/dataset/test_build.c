@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Specs as text, and every allocation of a scan failing in turn: what is built of files is held against other programs in
- * tests/test_dataset_index.py.
+ * tests/test_dataset_*.py.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parser on archives made by hand; whole archives of three dialects are in tests/test_dataset_index.py. */
+/* The parser on archives made by hand; whole archives of three dialects are in tests/test_dataset_tar.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
