@@ -46,6 +46,25 @@ def anchors(document):
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+def defines(path, function):
+    """Whether the source has the function's body: at the start of a line in C, anywhere in Python."""
+    pattern = rf"^\s*(?:async )?def {function}\(" if path.suffix == ".py" else rf"^(?!#)\w[\w \t*]*\b{function}\([^;{{]*\)\s*\{{"
+    return re.search(pattern, path.read_text(), re.M)
+
+
+NAMED = re.compile(r"`((?:src|python)/[\w/.-]+)`(?:: ((?:`\w+\(\)`(?:, )?)+))?")
+
+
+def test_sources_that_the_guide_names():
+    """docs/guide-contributors.md: each `FILE` exists, and `FILE`: `FUNCTION()` is defined there."""
+    named = NAMED.findall((ROOT / "docs" / "guide-contributors.md").read_text())
+    assert sum(bool(functions) for _, functions in named) > 30
+    missing = [file for file, _ in named if "NAME" not in file and not (ROOT / file).exists()]
+    missing += [f"{file}: {function}()" for file, functions in named for function in re.findall(r"(\w+)\(", functions)
+                if (ROOT / file).is_file() and not defines(ROOT / file, function)]
+    assert not missing
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links(document):
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
