@@ -63,13 +63,13 @@ def line(r):
 
 def footing(rows):
     """A sentence where the machine took more than a little from what was measured, else None."""
-    anew = sorted({r["metric"].rsplit(".", 1)[0] for r in rows if r["machine"]["repeated"]})
+    repeated = sorted({r["metric"].rsplit(".", 1)[0] for r in rows if r["machine"]["repeated"]})
     hit = [r["metric"] for r in rows if r["machine"]["hit"]]
-    if not anew and not hit:
+    if not repeated and not hit:
         return None
     steal, late_ms = (max(r["machine"][key] for r in rows) for key in ("steal", "late_ms"))
     return ("The machine stood still, or its CPUs were given to others: " +
-            "; ".join([f"turns of {', '.join(anew)} were taken anew"] * bool(anew) +
+            "; ".join([f"turns of {', '.join(repeated)} were repeated"] * bool(repeated) +
                       [f"{', '.join(hit)} have turns in them that were hit"] * bool(hit)) +
             f". In what counts up to {steal * 100:.1f} % of the CPU time was stolen, and a sleeper was up to {late_ms:.0f} ms late.")
 
