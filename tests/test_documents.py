@@ -65,6 +65,14 @@ def test_sources_that_the_guide_names():
     assert not missing
 
 
+def test_records_are_short_and_listed():
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"^- \[(\d{4})\]\((\S+)\) (.*?)(?: \(superseded\))?$", (folder / "README.md").read_text(), re.M)
+    records = sorted(p for p in folder.glob("0*.md"))
+    assert sorted(listed) == [(p.name[:4], p.name, p.read_text().splitlines()[0].removeprefix(f"# {p.name[:4]}: ")) for p in records]
+    assert [p.name for p in records if len(p.read_text().splitlines()) > 60] == []
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links(document):
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
