@@ -258,7 +258,7 @@ const struct cli_command cli_commands[] = {
      "Runs until Ctrl-C. Without options: objects below ~/.local/share/leat, keys in ~/.config/leat/keys\n"
      "(made if missing), on 127.0.0.1:9000. No daemon is needed.",
      serve_options, serve_examples, cmd_serve},
-    {"bucket", "make a bucket of leat serve, also in front of a remote one",
+    {"bucket", "make a bucket of leat serve, also as a cache of a remote one",
      "create NAME [--remote URL] [OPTION ...]",
      "With --remote, what is read from the bucket is fetched from URL once and kept, and what is written "
      "goes\n"

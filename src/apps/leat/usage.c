@@ -12,7 +12,7 @@ const struct cli_option cli_global_options[] = {
     {257, "job", "NAME", "the daemon of this job (default: LEAT_JOB, torchrun's or Slurm's, else the login)"},
     {258, "json", NULL, "print one JSON document instead of text"},
     {259, "progress", "HOW", "auto, bar, json (a JSON line for each step on stdout) or none"},
-    {260, "timeout", "SECONDS", "give up after this time; 10m, 2h and none are allowed"},
+    {260, "timeout", "SECONDS", "fail after this time; 10m, 2h and none are allowed"},
     {'q', "quiet", NULL, "print errors only"},
     {'h', "help", NULL, "show this help"},
     {0},
