@@ -91,7 +91,7 @@ install: ## install under PREFIX (DESTDIR is honoured)
 
 uninstall: ## remove what the last `make install` has installed; leatd.conf stays
 	@[ -f build-release/meson-logs/install-log.txt ] || { echo "this tree has installed nothing" >&2; exit 1; }
-	@sed -n 's,^\(/.*\)/leat/__init__.py$$,\1/leat/__pycache__,p' build-release/meson-logs/install-log.txt | xargs -r rm -rf
+	@sed -n 's,^\(/.*/leat\(/_[a-z]*\)*\)/__init__.py$$,\1/__pycache__,p' build-release/meson-logs/install-log.txt | xargs -r rm -rf
 	@ninja -C build-release uninstall | sed -n '/^Deleted: [0-9]/p;/^Failed: [0-9]/p'
 	@[ "$$(id -u)" != 0 ] || ldconfig
 

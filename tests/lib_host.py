@@ -336,7 +336,7 @@ class Host:
     def close(self):
         import gc
 
-        from leat import _clients
+        from leat._base import clients as _clients
 
         gc.collect()
         _clients.forget_all()

@@ -400,7 +400,7 @@ def test_a_wait_ends_with_its_last_handle(daemon, leat):
         replies = [peer.receive() for _ in range(2)]
         assert [(reply[3], reply[2]) for reply in replies] == [(7, -errno.ECANCELED), (9, 0)]
         peer.call(DROP, struct.pack("<IQ", 1, 0) + text("one"))
-    leat._clients.forget_all()  # this process's own connection
+    leat._base.clients.forget_all()  # this process's own connection
 
 
 def with_holes(good, samples):
@@ -436,7 +436,7 @@ def test_a_created_set_with_an_index_full_of_holes(daemon, leat):
             assert os.fstat(fd).st_blocks * 512 < 1 << 20, "of 256 MiB"
             os.close(fd)
             peer.call(DROP, struct.pack("<IQ", 1, 0) + text("one"))
-    leat._clients.forget_all()  # this process's own connection
+    leat._base.clients.forget_all()  # this process's own connection
 
 
 # --- data connections ------------------------------------------------------------------------------------------

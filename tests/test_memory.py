@@ -264,7 +264,7 @@ def everything(host):
 
 
 def one_failure(host, leat, nth, count):
-    from leat import _clients
+    from leat._base import clients as _clients
 
     arm = host.folder / f"arm-{nth}"
     daemon = host.daemon({"pool": {"size": "8MiB", "region_size": "256KiB"}, "disk": {"threads": 1}}, name=f"n{nth}", env={

@@ -292,7 +292,7 @@ def test_the_pool_has_a_cap(host, s3, top):
     (host.data / "set" / "a").write_bytes(b"x" * MIB)
     leat.open(host.data / "set", socket=daemon.socket).close()
     for window in ("40MiB", 2**63 - 1):
-        with pytest.raises(leat.NoSpace, match=rf"window of {leat._clients.parse_bytes(window)} bytes does not fit into a pool of {48 * MIB}"):
+        with pytest.raises(leat.NoSpace, match=rf"window of {leat._base.clients.parse_bytes(window)} bytes does not fit into a pool of {48 * MIB}"):
             leat.scan("s3://data/set", socket=daemon.socket, window=window)
     assert len(daemon.status()["sets"]) == 1  # which did not have to go for what never fits
     with leat.scan("s3://data/set", socket=daemon.socket) as scan:

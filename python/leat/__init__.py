@@ -28,22 +28,22 @@ except ImportError as _e:
         raise
     raise ImportError(f"{_e}. Leat uses this library of the system: install it (Debian 12: apt install liburing2 libxxhash0 libjansson4 "
                       "libinih1 libssl3 libdeflate0 libhdf5-103-1), or a wheel that `make wheel` made, which has it inside") from None
-from ._batch import Batch, Batches, Ragged, batches, order  # noqa: E402
-from ._core import append, counters, create, drop, ls, open, preload, push, share, stat, status, stop, verify  # noqa: E402
-from ._cuda import CudaArray  # noqa: E402
-from ._errors import (BadSample, Busy, Corrupt, Denied, Error, Invalid, NoSpace, NotFound, PeerGone, Stale, TimedOut,  # noqa: E402
+from ._sets.batch import Batch, Batches, Ragged, batches, order  # noqa: E402
+from ._sets.core import append, counters, create, drop, ls, open, preload, push, share, stat, status, stop, verify  # noqa: E402
+from ._sets.cuda import CudaArray  # noqa: E402
+from ._base.errors import (BadSample, Busy, Corrupt, Denied, Error, Invalid, NoSpace, NotFound, PeerGone, Stale, TimedOut,  # noqa: E402
                       UnknownKey, Unsupported, WorkerDied)
-from ._fields import Field  # noqa: E402
-from ._from_dataset import from_dataset  # noqa: E402
-from ._loader import Loader  # noqa: E402
-from ._mixture import MixedBatch, Mixture  # noqa: E402
-from ._prepared import LoadedBatch, PreparedBatch, pad, pad_collate  # noqa: E402
-from ._progress import Progress  # noqa: E402
-from ._sampler import Sampler  # noqa: E402
-from ._scan import Scan, ScanSample, scan  # noqa: E402
-from ._state import replay  # noqa: E402
-from ._weighted import WeightedSampler  # noqa: E402
-from ._set import Keys, Rail, Sample, Stat, View, WorkingSet  # noqa: E402
+from ._sets.fields import Field  # noqa: E402
+from ._sets.from_dataset import from_dataset  # noqa: E402
+from ._loader.loader import Loader  # noqa: E402
+from ._loader.mixture import MixedBatch, Mixture  # noqa: E402
+from ._loader.prepared import LoadedBatch, PreparedBatch, pad, pad_collate  # noqa: E402
+from ._base.progress import Progress  # noqa: E402
+from ._loader.sampler import Sampler  # noqa: E402
+from ._sets.scan import Scan, ScanSample, scan  # noqa: E402
+from ._loader.state import replay  # noqa: E402
+from ._loader.weighted import WeightedSampler  # noqa: E402
+from ._sets.set import Keys, Rail, Sample, Stat, View, WorkingSet  # noqa: E402
 
 __version__: str = _leat.version
 
@@ -55,9 +55,9 @@ __all__ = [
     "stat", "status", "stop", "verify",
 ]
 
-for _name in ("BadSample", "Busy", "Corrupt", "CudaArray", "Denied", "Error", "Invalid", "NoSpace", "NotFound", "PeerGone", "Stale", "TimedOut",
-              "UnknownKey", "Unsupported", "WorkerDied"):
-    globals()[_name].__module__ = __name__  # tracebacks say leat.NotFound
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        globals()[_name].__module__ = __name__  # tracebacks say leat.NotFound, and pickles keep no name of a module in here
 
 if _TYPE_CHECKING:
     from . import prep as prep

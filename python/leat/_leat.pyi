@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ._batch import OwnMemory, Value
-from ._storage import Storage
+from ._sets.batch import OwnMemory, Value
+from ._base.storage import Storage
 
 version: str
 

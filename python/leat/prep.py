@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from . import _prep
-from ._arguments import seed_of, whole
-from ._batch import Array
-from ._errors import _make
-from ._decoded import decoded
-from ._pictures import MAX_PIXELS, Prep
+from ._base.arguments import seed_of, whole
+from ._sets.batch import Array
+from ._base.errors import _make
+from ._decode.pixels import decoded
+from ._decode.images import MAX_PIXELS, Prep
 
 __all__ = ["CenterCrop", "RandomResizedCrop", "decode_jpeg", "decoded", "jpeg_size"]
 

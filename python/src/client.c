@@ -60,7 +60,7 @@ static void client_dealloc(struct client_object *self)
     object_free((PyObject *)self);
 }
 
-/* None, or what _storage.py makes. Its strings are those of the tuple. */
+/* None, or what _base/storage.py makes. Its strings are those of the tuple. */
 static int take_s3(PyObject *given, struct leat_s3_options *s3, const struct leat_s3_options **ret)
 {
     if (given == Py_None)

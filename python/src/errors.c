@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* errors.c: struct leat_error as a Python exception. In each extension: all of them raise what leat._errors makes. */
+/* errors.c: struct leat_error as a Python exception. In each extension: all of them raise what leat._base.errors makes. */
 #include "errors.h"
 
 #include <string.h>

@@ -8,7 +8,7 @@
 
 #include "leat/leat.h"
 
-/* Raises the Python exception of a failed call, through the function that leat._errors registered. Returns NULL. */
+/* Raises the Python exception of a failed call, through the function that leat._base.errors registered. Returns NULL. */
 PyObject *raise_error(int rc, const struct leat_error *err);
 
 /* _set_error_maker(f): f(code, name, message) -> exception. */

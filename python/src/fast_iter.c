@@ -3,9 +3,9 @@
  * fast_iter.c: FastIter: the way of batches that need no Python: from the iterator to the loop. BatchBase: what a batch is made of.
  *
  *   next ──▶ armed? ──▶ leat_next ──▶ a batch object with its slot in it ──▶ counted here, told about once a second
- *              └─ no ──▶ self._step(): Python (_epoch.py) does one step, and arms the lane where the next ones are plain
+ *              └─ no ──▶ self._step(): Python (epoch.py) does one step, and arms the lane where the next ones are plain
  *
- * leat._epoch.Epoch is a FastIter. What is counted here it takes over (take) before anybody looks: a state, stats, a report.
+ * leat._loader.epoch.Epoch is a FastIter. What is counted here it takes over (take) before anybody looks: a state, stats, a report.
  *
  * Failure modes: a sample that cannot be read disarms: Python reads the step again, and names, replaces or raises. Whatever else the
  * library says is raised, and the next call tries again.
@@ -113,7 +113,7 @@ PyType_Spec batch_spec = {"leat._leat.BatchBase", sizeof(struct batch_object), 0
 
 /* --- FastIter ------------------------------------------------------------------------------------------------------------ */
 
-#define RECENT 128u /* of _stats.WINDOW */
+#define RECENT 128u /* of stats.WINDOW */
 
 struct counted {
     uint64_t batches;

@@ -24,7 +24,7 @@ except ImportError:
 
 import numpy as np  # noqa: E402
 
-from leat import _clients  # noqa: E402
+from leat._base import clients as _clients  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

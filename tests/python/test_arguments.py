@@ -96,7 +96,7 @@ def test_every_keyword_of_dataloader():
     """Is one of a loader's, or an error says what stands in its place."""
     data = pytest.importorskip("torch.utils.data", reason="torch is not installed")
     here = set(inspect.signature(leat.Loader.__init__).parameters)
-    assert set(inspect.signature(data.DataLoader.__init__).parameters) - {"self"} <= here | set(leat._loader._REPLACED)
+    assert set(inspect.signature(data.DataLoader.__init__).parameters) - {"self"} <= here | set(leat._loader.loader._REPLACED)
 
 
 def test_a_loader_is_not_put_into_a_dataloader(numbers):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import leat
-from leat import _workers
+from leat._loader import workers as _workers
 
 N = 10
 WAYS = [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "fork"}, pytest.param({"workers": "spawn"}, marks=pytest.mark.slow)]

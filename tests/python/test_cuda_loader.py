@@ -239,7 +239,7 @@ loader.close()
 del loader
 gc.collect()
 if {call!r} != "cuCtxPushCurrent_v2":  # without a context nothing can be freed
-    until(lambda: leat._device.sweep() or stat().pinned == 0)
+    until(lambda: leat._loader.device.sweep() or stat().pinned == 0)
 """)
 
 
@@ -273,7 +273,7 @@ del first, second, it
 loader.close()
 del loader
 gc.collect()
-until(lambda: leat._device.sweep() or not leat._device._parked)
+until(lambda: leat._loader.device.sweep() or not leat._loader.device._parked)
 """)
 
 
@@ -289,11 +289,11 @@ for i in range(3):
     assert "within 0.05 s" in fails(lambda: [None for batch in it], leat.TimedOut)
     del it, loader
     gc.collect()
-    until(lambda: leat._device._parked)
+    until(lambda: leat._loader.device._parked)
     assert stat().pinned > 0
     fake.fakecuda_freeze(0)
-    until(lambda: leat._device.sweep() or stat().pinned == stat().allocated == 0)
-    assert not leat._device._parked
+    until(lambda: leat._loader.device.sweep() or stat().pinned == stat().allocated == 0)
+    assert not leat._loader.device._parked
 """)
 
 

@@ -70,8 +70,8 @@ def test_a_loader_takes_it_as_the_source(source):
 
 def test_ranks_share_the_work(source, monkeypatch):
     pushed, errors, made = [], [], []
-    push = leat._decoded._Work.push
-    monkeypatch.setattr(leat._decoded._Work, "push", lambda self, ws, ids: (pushed.append((ids.start, ids.stop)), push(self, ws, ids)))
+    push = leat._decode.pixels._Work.push
+    monkeypatch.setattr(leat._decode.pixels._Work, "push", lambda self, ws, ids: (pushed.append((ids.start, ids.stop)), push(self, ws, ids)))
 
     def rank(r):
         try:
@@ -99,9 +99,9 @@ def test_one_that_was_left_half_way_is_finished(source, monkeypatch):
         push(self, ws, range(0, 64))
         raise KeyboardInterrupt
 
-    push = leat._decoded._Work.push
+    push = leat._decode.pixels._Work.push
     with monkeypatch.context() as patched:
-        patched.setattr(leat._decoded._Work, "push", dies)
+        patched.setattr(leat._decode.pixels._Work, "push", dies)
         with pytest.raises(KeyboardInterrupt):
             prep.decoded(source, shorter=32)
     with prep.decoded(source, shorter=32) as made:

@@ -14,9 +14,11 @@ from lib_python import FILES, IMAGES, LABELS, ROOT
 
 pytestmark = pytest.mark.plain
 
-MODULES = ["leat", "leat._arguments", "leat._batch", "leat._clients", "leat._core", "leat._decode", "leat._errors", "leat._fields", "leat._from_dataset", "leat._generators", "leat._loader", "leat._mixture", "leat._nested",
-           "leat._plan", "leat._prep", "leat._prepared", "leat._progress", "leat._sampler",
-           "leat._ranks", "leat._recordings", "leat._rows", "leat._set", "leat._state", "leat._stats", "leat._storage", "leat._weighted", "leat._windows", "leat._workers"]
+MODULES = ["leat", "leat._prep",
+           "leat._base.arguments", "leat._base.clients", "leat._base.errors", "leat._base.progress", "leat._base.ranks", "leat._base.storage",
+           "leat._decode.decode",
+           "leat._loader.generators", "leat._loader.loader", "leat._loader.mixture", "leat._loader.nested", "leat._loader.prepared", "leat._loader.sampler", "leat._loader.state", "leat._loader.stats", "leat._loader.weighted", "leat._loader.workers",
+           "leat._sets.batch", "leat._sets.core", "leat._sets.fields", "leat._sets.from_dataset", "leat._sets.plan", "leat._sets.recordings", "leat._sets.rows", "leat._sets.set", "leat._sets.windows"]
 
 
 def examples():

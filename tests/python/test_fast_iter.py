@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import leat
-from leat._epoch import Epoch
-from lib_host import wait_for
+from leat._loader.epoch import Epoch
 from lib_python import daemons
+from lib_host import wait_for
 
 
 @pytest.fixture

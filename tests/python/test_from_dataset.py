@@ -262,8 +262,8 @@ RANK = """
             return row
     class OfMine(leat.Stale): pass
     def fail(*args): raise {"stale": OfMine, "unknown": leat.UnknownKey, "other": RuntimeError, "early": OfMine}[how]("by hand")
-    if how == "early": leat._from_dataset._Source.learn = fail
-    if how in ("stale", "unknown", "other"): leat._from_dataset._Making._fill = fail
+    if how == "early": leat._sets.from_dataset._Source.learn = fail
+    if how in ("stale", "unknown", "other"): leat._sets.from_dataset._Making._fill = fail
     kind = Fixed if len(sys.argv) > 4 and sys.argv[4] == "fixed" else Data
     timeout = float(sys.argv[5]) if len(sys.argv) > 5 else 20
     start = time.monotonic()
@@ -283,7 +283,7 @@ def ranks(monkeypatch):
     """Starts ranks as processes of one job; their daemon is the test's."""
     leat.create("x", {"x": ("u1", ())}, 1).close()
     leat.drop("x")
-    monkeypatch.setenv("HERE", str(leat.status()["socket"]) if "socket" in leat.status() else leat._clients.connect().socket)
+    monkeypatch.setenv("HERE", str(leat.status()["socket"]) if "socket" in leat.status() else leat._base.clients.connect().socket)
     started = []
 
     def start(rank, world, how, *more):

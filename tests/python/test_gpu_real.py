@@ -130,7 +130,7 @@ def test_a_graph_is_captured_meanwhile(runtime, tmp_path, driver):
 def a_gpu():
     """Skips where there is none, with the reason."""
     try:
-        leat._device.open_device(0)
+        leat._loader.device.open_device(0)
     except leat.Unsupported as error:
         pytest.skip(f"no GPU here: {error}")
 
@@ -248,7 +248,7 @@ def test_memory_stays_the_same(torch, rows, how):
     def used():
         gc.collect()
         torch.cuda.synchronize()
-        leat._device.sweep()
+        leat._loader.device.sweep()
         free, total = torch.cuda.mem_get_info()
         return total - free
 

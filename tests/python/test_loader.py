@@ -18,7 +18,10 @@ import numpy as np
 import pytest
 
 import leat
-from leat import __main__, _leat, _ranks, _slots, _workers
+from leat import __main__, _leat
+from leat._base import ranks as _ranks
+from leat._loader import slots as _slots
+from leat._loader import workers as _workers
 
 N = 1000
 
@@ -403,7 +406,7 @@ def test_a_slot_waits_for_its_arrays(numbers):
 def test_samples_that_cannot_be_read(numbers, monkeypatch, transform):
     """The pool says that samples 25 and 26 are corrupt: by the batch that holds them, and by themselves."""
     corrupt = {25, 26}
-    read, opened = type(numbers)._read, leat._epoch.Epoch._open
+    read, opened = type(numbers)._read, leat._loader.epoch.Epoch._open
 
     class Iter:
         def __init__(self, epoch, step):
@@ -422,7 +425,7 @@ def test_samples_that_cannot_be_read(numbers, monkeypatch, transform):
             raise leat.Corrupt(f"sample {i}: checksum")
         return read(ws, i, field)
 
-    monkeypatch.setattr(leat._epoch.Epoch, "_open", lambda epoch, step: Iter(epoch, step))
+    monkeypatch.setattr(leat._loader.epoch.Epoch, "_open", lambda epoch, step: Iter(epoch, step))
     monkeypatch.setattr(type(numbers), "_read", _read)
     loader = leat.Loader(numbers, 10, shuffle=False, transform=transform)
     with pytest.raises(leat.BadSample, match=r"sample 25 \(25\), .*numbers.npy at offset \d+: Corrupt: sample 25: checksum"):
@@ -583,7 +586,7 @@ def test_stats(numbers):
 @pytest.mark.parametrize("how", [None, "thread", "fork"])
 def test_the_verdict_is_of_late(numbers, how, tmp_path, monkeypatch):
     """What bounds the loop changes, and so does what is said of it."""
-    monkeypatch.setattr(leat._stats, "WINDOW", 20)
+    monkeypatch.setattr(leat._loader.stats, "WINDOW", 20)
     slow = tmp_path / "slow"
 
     def transform(sample, rng):

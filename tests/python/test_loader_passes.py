@@ -492,7 +492,7 @@ def test_no_other_sample_would_fare_better(numbers, monkeypatch):
     def gone(ws, columns, size, *rest):
         raise leat.PeerGone("the daemon is gone")
 
-    monkeypatch.setattr(leat._workers, "reader", gone)  # inherited by a child of fork
+    monkeypatch.setattr(leat._loader.workers, "reader", gone)  # inherited by a child of fork
     for on_error in ("raise", "skip"):
         for how in ("thread", "fork"):
             with pytest.raises(leat.PeerGone):
@@ -512,10 +512,10 @@ def test_workers_take_time_to_start(numbers, monkeypatch):
         time.sleep(3)
         return reader(*args, **more)
 
-    reader = leat._workers.reader
+    reader = leat._loader.workers.reader
     loader = leat.Loader(numbers, 2, transform=keep, workers="fork", timeout=2)
     loader._work.learn({"x": np.zeros(3, np.int64)})
-    monkeypatch.setattr(leat._workers, "reader", late)
+    monkeypatch.setattr(leat._loader.workers, "reader", late)
     assert len(ids(loader)) == N // 2
 
 

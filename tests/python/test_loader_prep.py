@@ -133,7 +133,7 @@ def test_nothing_of_python_runs_per_sample(pictures, monkeypatch):
     loader = leat.Loader(pictures, 20, fields=FIELDS, transform=CROP)
     batches = iter(loader)
     next(batches)  # the first sample shows the layout
-    for place, name in ((leat._workers.Work, "store_some"), (leat._workers, "values_of"), (Image, "open")):
+    for place, name in ((leat._loader.workers.Work, "store_some"), (leat._loader.workers, "values_of"), (Image, "open")):
         monkeypatch.setattr(place, name, never)
     assert sum(len(batch) for batch in batches) == N - 20
 
@@ -166,7 +166,7 @@ def test_a_function_after_it(pictures, workers):
         for batch in loader:
             for i, index in enumerate(batch.ids.tolist()):
                 assert np.array_equal(batch["image"][i], expected(CROP, 0, 0, index) + np.float32(1))
-                assert batch["draw"][i] == leat._workers.make_rng(0, 0, index).random() and batch["label"][i] == index
+                assert batch["draw"][i] == leat._loader.workers.make_rng(0, 0, index).random() and batch["label"][i] == index
 
 
 def test_beside_other_fields(tmp_path):
@@ -240,8 +240,8 @@ def test_threads_end_with_the_loader(pictures):
 
 def test_threads_before_a_function_do_not_take_turns(pictures):
     """With a function behind the prep it is Python's threads that work side by side, each with objects of C of its own."""
-    alone = leat._pictures.Stages({"image": CROP}, leat._decode.resolve(pictures, FIELDS), False)
-    shared = leat._pictures.Stages({"image": CROP}, leat._decode.resolve(pictures, FIELDS), True)
+    alone = leat._decode.images.Stages({"image": CROP}, leat._decode.decode.resolve(pictures, FIELDS), False)
+    shared = leat._decode.images.Stages({"image": CROP}, leat._decode.decode.resolve(pictures, FIELDS), True)
     shared.start(2)
     for stages, want in ((alone, 3), (shared, 1)):
         found, meet = [], threading.Barrier(3)
@@ -282,7 +282,7 @@ def test_waiting_for_others_is_no_work(pictures, monkeypatch):
 
 
 def test_threads_are_this_ranks_share(pictures, monkeypatch):
-    from leat import _pictures
+    from leat._decode import images as _pictures
 
     for name in _pictures._LOCAL_SIZES:
         monkeypatch.delenv(name, raising=False)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import leat
-from leat import _mixture
+from leat._loader import mixture as _mixture
 
 A, B = 700, 90
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import leat
-from lib_host import wait_for
 from lib_python import IMAGES
-from leat import _clients
+from leat._base import clients as _clients
+from lib_host import wait_for
 
 
 def test_who_waits_is_told_how_far_loading_is():

@@ -7,7 +7,7 @@ import pty
 import sys
 
 import leat
-from leat._progress import Bar, Reporter
+from leat._base.progress import Bar, Reporter
 
 
 class Terminal(io.StringIO):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import leat
-from leat import _recordings
+from leat._sets import recordings as _recordings
 
 LENGTHS = [100, 7, 0, 31, 10, 9, 64, 11]
 NAMES = [f"{i}.pcm" for i in range(len(LENGTHS))]

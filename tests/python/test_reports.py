@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import leat
-from leat import _report
+from leat._loader import report as _report
 
 from lib_host import wait_for
 
@@ -85,7 +85,7 @@ def test_a_mixture_says_of_what(numbers, often):
 
 RANK = """
 import sys, time, leat
-from leat import _report
+from leat._loader import report as _report
 _report.EVERY_S = 0.0
 ws = leat.open("leat://numbers")
 loader = leat.Loader(ws, 8, rank=int(sys.argv[1]), world_size=2)

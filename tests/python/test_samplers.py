@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import leat
-from leat import _plan, _workers
+from leat._loader import workers as _workers
+from leat._sets import plan as _plan
 from lib_host import wait_for
 
 N = 12
@@ -587,7 +588,7 @@ def test_a_stand_in_beside_ranges(numbers, small_head):
 
 
 def test_the_epoch_of_draws_is_that_of_iter(monkeypatch):
-    monkeypatch.setattr("leat._weighted._CHUNK", 4)
+    monkeypatch.setattr("leat._loader.weighted._CHUNK", 4)
     sampler = leat.WeightedSampler([1, 2, 3], 40, seed=1)
     want, numbers = list(sampler), iter(sampler)
     sampler.set_epoch(1)

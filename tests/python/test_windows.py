@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import leat
-from leat import _windows
+from leat._sets import windows as _windows
 
 N = 100_003
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * replay.c: which samples stood in a past batch, out of the state of a leat.Loader (python/leat/_loader.py, docs/decisions/0062).
+ * replay.c: which samples stood in a past batch, out of the state of a leat.Loader (python/leat/_loader/loader.py, docs/decisions/0062).
  *
  * Happy path: state ──▶ order (seed, epoch, length, fingerprint, shuffle) ──▶ the step's positions, less skip_ranges ──▶ samples.
- * A restart may change the size of a step: "runs" of the state says from which position on (python/leat/_state.py has the same in Python).
- * Of a mixture the sample's set comes first, then its place in that set's own order: python/leat/_mixture.py tells how.
+ * A restart may change the size of a step: "runs" of the state says from which position on (python/leat/_loader/state.py has the same in Python).
+ * Of a mixture the sample's set comes first, then its place in that set's own order: python/leat/_loader/mixture.py tells how.
  * Failure modes: a state that is not one, of a newer version, or of a sampler (only the sampler knows) is refused by name.
  */
 #include "apps/leat/cli.h"

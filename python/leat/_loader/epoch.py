@@ -1,0 +1,610 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass of a `leat.Loader`: what stands in a step, where it comes from, and who stands in for what cannot be read.
+
+Happy path: `__next__` takes the raw batch of the next step, or has an engine (workers) prepare as many ahead as there are slots, and waits
+for the first. `mixed_epoch.py` has the same for mixtures.
+
+Failure modes: a bad sample is raised or replaced (`_bad`, `_substitute`); after anything else that is raised the pass is over where workers
+may be in the middle of something, and the loader can be iterated again.
+Invariants: steps are handed out in order, each once; the loader's state is moved on only when a step is handed out, and only by the pass
+that is the loader's own.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _leat
+from .._base.errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go, said
+from .._sets import plan
+from .._sets.batch import Array, dense_arrays
+from .._sets.plan import ID_BITS, ID_MASK
+from .._sets.set import WorkingSet
+from . import device, workers
+from .generators import States, seed_for
+from .nested import as_bfloat16, build, each
+from .prepared import LoadedBatch, PreparedBatch, Shapes
+from .weighted import hashes
+
+if TYPE_CHECKING:
+    from .loader import Loader
+
+_log = logging.getLogger("leat")
+
+#: Of the pool, of a worker, of the program: no other sample would fare better.
+NOT_OF_A_SAMPLE = (Busy, Denied, NoSpace, PeerGone, Stale, TimedOut, WorkerDied)
+
+
+class Epoch(_leat.FastIter, Iterator[Any]):
+    """One pass, from a position to the end of the epoch. Steps that are plain go by the FastIter and no Python; `_step` does the others."""
+
+    _batch_type: type[PreparedBatch] = PreparedBatch
+
+    def __init__(self, loader: Loader, start: int) -> None:
+        self._loader, self._first = loader, start
+        self._plan, self._cut = loader._plan()
+        self._global = loader.global_batch
+        self._epoch = loader._epoch  # the loader's is that of the next pass, once somebody sets it
+        self._iter: _leat.Iter | None = None
+        self._closed = self._finished = False
+        self.replaced = False  # by another pass of the loader
+        self._generation = loader._generation
+        self._asked = 0  # steps given to the source
+        self._done = 0  # steps handed out
+        self._errors = 0
+        self._lags = 0  # of the ring, when it was looked at last
+        self._jobs: collections.deque[tuple[workers.Job, int]] = collections.deque()
+        self._met: BaseException | None = None  # by work ahead: raised when it is that step's turn
+        self._cut_start = 0
+        if self._cut is not None:
+            found = self._cut.step_behind(start)
+            if found is None:
+                raise ValueError(f"this state stands behind {start} samples, where no batch of the batch_sampler ends: go on with the "
+                                 "batches that it was taken with")
+            self._cut_start = found
+        self._window_end = 0  # of a list of numbers: the step behind those that the library has
+        # Steps that the library counts as we do, with no padding on this rank.
+        left = self._plan.length - start - loader._group * loader.batch_size - loader.batch_size
+        self._whole = left // self._global + 1 if left >= 0 and self._cut is None and self._plan.plain else 0
+        if not start and self._plan.length and self._cut is None and not self._has(0):
+            _log.warning("no batches: an epoch of %d samples has not one step of %d; drop_last=False fills it up", self._plan.length, self._global)
+        loader._reporter.begin(self._plan, 0 if self._length == plan.ENDLESS else self._length)
+
+    # --- what stands in a step ---
+
+    def _steps(self, step: int) -> int:
+        """How many there are; or more than `step`, if there are so many."""
+        if self._cut is not None:
+            return self._cut.steps(self._cut_start + step) - self._cut_start
+        self._plan.reach(self._first + (step + 1) * self._global)
+        return plan.steps(self._plan.length, self._first, self._global, self._loader.drop_last)
+
+    @property
+    def _length(self) -> int:
+        """Samples of all ranks, or ENDLESS."""
+        return self._plan.length if self._cut is None else self._cut.length
+
+    def _has(self, step: int) -> bool:
+        return step < self._steps(step)
+
+    def _span(self, step: int) -> tuple[int, int]:
+        """(position of this rank's first sample, samples), of steps that are not cut."""
+        return self._first + step * self._global + self._loader._group * self._loader.batch_size, self._loader.batch_size
+
+    def _position(self, step: int) -> int:
+        """Of this rank's first sample, among those of all ranks."""
+        if self._cut is None:
+            return self._span(step)[0]
+        s = step + self._cut_start
+        return self._cut.end(s - 1) + self._loader._group * self._cut.size(s)
+
+    def _ids(self, step: int) -> Array:
+        return self._plan.ids(*self._span(step)) if self._cut is None else self._cut.ids(step + self._cut_start)
+
+    def _tags(self, step: int, count: int) -> Array:
+        """What stands above the numbers of samples that workers prepare: a sample that a sampler draws twice in an epoch is to get other random numbers
+        the second time. 20 bits that follow from the position in the epoch alone; none in an order of our own, which has its samples once."""
+        if self._loader._source is None:
+            return np.zeros(count, np.uint64)
+        first = self._position(step)
+        return hashes(0, np.arange(first, first + count)) >> np.uint64(ID_BITS) << np.uint64(ID_BITS)
+
+    def _valid(self, step: int) -> npt.NDArray[np.bool_]:
+        if self._cut is not None:
+            return self._cut.valid(step + self._cut_start)
+        first, n = self._span(step)
+        if first + n <= self._plan.length:
+            return self._loader._all_valid
+        return np.arange(first, first + n) < self._plan.length
+
+    def _end(self, step: int) -> int:
+        """Samples of all ranks behind this step."""
+        if self._cut is not None:
+            return self._cut.end(step + self._cut_start)
+        return min(self._first + (step + 1) * self._global, self._plan.length)
+
+    # --- raw batches ---
+
+    def _open(self, step: int) -> _leat.Iter:
+        loader, ring = self._loader, self._loader._ring
+        assert ring is not None
+        if self._plan.plain:
+            return ring.iterate(loader._seed, self._epoch, loader._block, 0, loader._group, loader._groups,
+                                self._first + step * self._global, 0 if loader.drop_last else 2, loader.prefetch)
+        most = step + max(plan.FEW, plan.HEAD // self._global)
+        self._window_end = min(most, self._steps(most - 1))
+        parts = [self._ids(s) for s in range(step, self._window_end)]
+        ends = np.cumsum([len(part) for part in parts]).astype(np.uint64)
+        return ring.plan(np.concatenate(parts), ends, loader.prefetch, loader._block)
+
+    def _raw(self, step: int, timeout_ns: int) -> LoadedBatch:
+        if self._iter is not None and not self._plan.plain and step >= self._window_end:
+            self._iter.close()
+            self._iter = None
+        if self._iter is None:
+            self._iter = self._open(step)
+        try:
+            holder = self._iter.next(timeout_ns)
+        except (Corrupt, NotFound) as error:
+            self._iter.close()
+            self._iter = None
+            return self._mend(step, error)
+        except Busy as error:
+            if timeout_ns == 1:
+                raise
+            raise Busy(f"{error}, copy what is to be kept, or give the loader a larger prefetch= than {self._loader.prefetch}", code="busy") from None
+        if holder is None:
+            raise Error("the iterator ended early")
+        loader = self._loader
+        batch = LoadedBatch(holder, loader._named, loader.ws)
+        if loader._memory[0] == device.PINNED and not loader._prepares:
+            loader._delivery.bytes += batch.nbytes
+        if step >= self._whole:
+            return self._dress(batch, step)
+        batch._valid = loader._all_valid
+        if not loader._prepares and loader._memory[0] == device.HOST and isinstance(self._iter, _leat.Iter):
+            self.arm(self._iter, LoadedBatch, loader._named, loader.ws, loader._all_valid, dense_arrays(loader._named, loader.batch_size),
+                     self._whole - step - 1, loader._timeout_ns)
+        return batch
+
+    def _dress(self, batch: LoadedBatch, step: int) -> LoadedBatch:
+        batch._valid = self._valid(step)
+        batch.position = self._position(step)
+        return batch
+
+    def _mend(self, step: int, error: BaseException) -> LoadedBatch:
+        """A batch with a sample that cannot be read: which, and what stands in for it."""
+        ids = self._ids(step).copy()
+        loader = self._loader
+        found = False
+        for i in range(len(ids)):
+            for attempt in range(1, 100):
+                try:
+                    for column in loader._columns:
+                        loader.ws._read(int(ids[i]), column.field)
+                    break
+                except (Corrupt, NotFound) as bad:
+                    found = True
+                    self._bad(step, i, int(ids[i]), bad)
+                    ids[i] = self._substitute(step, i, attempt)
+        if not found:
+            raise error
+        return self._again(ids, step)
+
+    def _again(self, ids: Array, step: int) -> LoadedBatch:
+        """The step's raw batch, of these samples."""
+        loader = self._loader
+        assert loader._ring is not None
+        holder = loader._ring.read_batch(ids, loader._timeout_ns, len(loader.ws))
+        return self._dress(LoadedBatch(holder, loader._named, loader.ws), step)
+
+    # --- bad samples ---
+
+    def _substitute(self, step: int, i: int, attempt: int) -> int:
+        """The attempt-th stand-in of a place: another position of the epoch, the same on any number of ranks."""
+        n = self._plan.stand_ins
+        here = self._position(step) + i
+        stride = (self._loader._seed * 0x9E3779B97F4A7C15 + n // 3) % n | 1
+        while math.gcd(stride, n) != 1:
+            stride += 2
+        return self._plan.at((here + attempt * stride) % n)
+
+    def _bad_sample(self, index: int, position: int, cause: BaseException) -> BadSample:
+        return bad_sample(self._loader.ws, self._loader._columns, index & ID_MASK, position, cause)
+
+    def _ceiling(self, step: int) -> int:
+        """Bad samples that are replaced: of an epoch without end, in proportion to what came so far."""
+        loader, length = self._loader, self._length
+        if loader._max_errors is not None:
+            return loader._max_errors
+        return max(10, -(-(self._end(step) if length == plan.ENDLESS else length) // loader._groups) // 100)
+
+    def _bad(self, step: int, i: int, index: int, cause: BaseException) -> None:
+        """Raises, or counts what will be replaced."""
+        loader = self._loader
+        error = self._bad_sample(index, self._position(step) + i, cause)
+        if loader._on_error == "raise" or isinstance(cause, SystemExit):
+            raise error from cause
+        let_go(cause)
+        if callable(loader._on_error):
+            error.__cause__ = cause
+            loader._on_error(error)
+        self._errors += 1
+        loader._stats["skipped"] += 1
+        ceiling = self._ceiling(step)
+        if self._errors > ceiling:
+            raise BadSample(f"{self._errors} bad samples in this epoch, max_errors={ceiling}; the last: {error}",
+                            code=error.code) from cause
+        _log.warning("replaced: %s", error)
+
+    # --- prepared batches ---
+
+    def _start_engine(self) -> None:
+        loader = self._loader
+        work = loader._work
+        if not work.layout:
+            self._learn(work)
+        slots = loader._delivery.slots(work.layout, loader.batch_size, loader.prefetch, shared=loader._method != "thread")
+        if loader._method == "thread":
+            loader._engine = workers.Threads(work, slots, loader._workers)
+        else:
+            method = None if loader._method == "process" else loader._method
+            loader._engine = workers.Processes(work, slots, loader._workers, loader.ws, method)
+
+    def _learn(self, work: workers.Work) -> None:
+        """What a prepared sample looks like, out of the first good one."""
+        work.strict = self._loader._collate is None
+        n = self._plan.length
+        for attempt in range(16):
+            index = self._plan.at((self._first + attempt) % n)
+            try:
+                work.learn(self._one(index))
+                return
+            except NOT_OF_A_SAMPLE:
+                raise
+            except (Exception, SystemExit) as cause:
+                if self._loader._on_error == "raise" or attempt == 15 or isinstance(cause, SystemExit):
+                    raise self._bad_sample(index, self._first + attempt, cause) from cause
+
+    def _one(self, index: int) -> dict[str, Any]:
+        """One sample, prepared now, where the workers are: a transform that hangs or dies does not take the loop with it, and what it
+        does to a process (threads of a library, which a later fork would lose) is not done to this one."""
+        loader = self._loader
+        forks = loader._method == "fork" or loader._method == "process" and workers.forks()
+        run = workers.in_child if forks else workers.in_thread
+        work = loader._work
+        made: dict[str, Any]
+
+        def make() -> tuple[Any, ...]:
+            made = self._prepare(index)
+            return made, "torch" in sys.modules, work.returned if loader._method == "thread" else workers.as_sent(work.returned)
+
+        made, work.imports_torch, work.returned = run(make, index & ID_MASK, loader._timeout)
+        return made
+
+    def _prepare(self, index: int) -> dict[str, Any]:
+        loader = self._loader
+        reader = workers.reader(loader.ws, loader._columns, 1)
+        try:
+            with reader.read(np.array([index & ID_MASK], np.uint64)) as batch:
+                made = self._seeded(batch, index) if loader._work.in_python else loader._work.one(batch, 0, self._epoch, index)
+                return {name: each(value, lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf) for name, value in made.items()}
+        finally:
+            reader.close()
+
+    def _seeded(self, batch: Any, index: int) -> dict[str, Any]:
+        """One sample, as workers prepare it; and whether it draws from generators that it shares with the loop, which waits here."""
+        loader = self._loader
+        outer = States()
+        seed_for(loader._seed, self._epoch, index)
+        seeded = States()
+        try:
+            return loader._work.one(batch, 0, self._epoch, index)
+        finally:
+            drawn = seeded.differ(States())
+            outer.restore()
+            if drawn and loader._method == "thread" and loader._engine is None and not loader._work.draws:
+                loader._work.draws = True
+                _log.warning("the transform draws from %s, which it shares with the loop: it runs for one sample at a time, while the loop waits. Let it "
+                             "draw from rng, or take workers='process'", ", ".join(drawn))
+
+    def _submit(self, timeout_ns: int) -> bool:
+        """Gives the next step to the engine. False: nothing to give, no room, or its bytes are not here yet."""
+        engine = self._loader._engine
+        assert engine is not None
+        if len(self._jobs) > self._loader.prefetch or not self._has(self._asked):
+            return False
+        lease = engine.slots.take()
+        if lease is None:
+            return False
+        step = self._asked
+        if engine.reads:
+            ids = self._ids(step)
+            job = workers.Job(step, lease, ids | self._tags(step, len(ids)), self._epoch, None)
+        else:
+            start = perf_counter()
+            try:
+                raw = self._raw(step, timeout_ns)
+            except (TimedOut, Busy):
+                if timeout_ns == 1:
+                    return False
+                raise
+            finally:
+                self._loader._stats["fetch_s"] += perf_counter() - start
+            job = workers.Job(step, lease, raw.ids | self._tags(step, len(raw.ids)), self._epoch, raw)
+        self._asked += 1
+        self._jobs.append((job, step))
+        engine.submit(job)
+        return True
+
+    def _prepared(self) -> Any:
+        loader = self._loader
+        if self._generation != _leat.generation():
+            raise ValueError("this iterator is of the process that was forked: call iter() again")
+        if loader._engine is None:
+            self._start_engine()
+        engine = loader._engine
+        assert engine is not None
+        while not self._jobs and not self._submit(loader._timeout_ns):
+            if engine.slots.wait_free(loader._timeout):
+                continue
+            raise Busy(f"all {engine.slots.count} output slots of the loader are held: release batches, copy what is to be kept, or give the loader a larger "
+                       f"prefetch= than {loader.prefetch}", code="busy")
+        self._submit_ahead()
+        job, step = self._jobs[0]
+        engine.wait(job, loader._timeout)
+        self._jobs.popleft()
+        self._mend_prepared(job, step)
+        job.raw = None
+        self._submit_ahead()  # the workers go on while this one is copied, and the loop computes
+        self._send_ahead(job)
+        job.lease.deliver(len(job.ids), loader._timeout)
+        return self._finish(job, step)
+
+    def _submit_ahead(self) -> None:
+        engine = self._loader._engine
+        if self._met is not None or engine is not None and engine.in_step:
+            return
+        try:
+            while self._submit(1):
+                pass
+        except Exception as error:
+            let_go(error)
+            self._met = error
+
+    def _send_ahead(self, job: workers.Job) -> None:
+        """On their way to a GPU: `job`, and those behind it that are prepared already."""
+        engine = self._loader._engine
+        assert engine is not None
+        if not engine.slots.sends:
+            return
+        try:
+            job.lease.send(len(job.ids))
+            engine.poll()
+            for ahead, _ in self._jobs:
+                if ahead.chunks or ahead.failures:
+                    break
+                ahead.lease.send(len(ahead.ids))
+        except Error:  # again in their turn
+            pass
+
+    def _mend_prepared(self, job: workers.Job, step: int) -> None:
+        if not job.failures:
+            return
+        assert self._loader._engine is not None
+        outs = self._loader._engine.slots.outs(job.lease.number)
+        ids, tags = job.ids, self._tags(step, len(job.ids))
+        for i, cause in sorted(job.failures, key=lambda failure: failure[0]):
+            for attempt in itertools.count(1):
+                if isinstance(cause, NOT_OF_A_SAMPLE) or attempt > self._plan.stand_ins:
+                    raise cause
+                self._bad(step, i, int(ids[i]), cause)
+                ids[i] = self._substitute(step, i, attempt) | int(tags[i])
+                try:
+                    self._loader._work.store(outs, job.loose, i, self._one(int(ids[i])))
+                    break
+                except (Exception, SystemExit) as again:
+                    cause = again
+
+    def _finish(self, job: workers.Job, step: int) -> Any:
+        loader = self._loader
+        n = len(job.ids)
+        values: dict[str, Any] = {}
+        for name, place in loader._work.layout.items():
+            if place is not None:
+                values[name] = job.lease.value(name, n)
+                continue
+            loose = job.loose.get(name, {})
+            column: list[Any] = [loose.get(i) for i in range(n)]
+            arrays = loader._collate is None and all(isinstance(v, np.ndarray) and v.dtype == column[0].dtype for v in column)
+            values[name] = Shapes(column) if arrays else column
+        if loader._collate is None:
+            nested = {name: build(tree, values.__getitem__) for name, tree in loader._work.trees.items()}
+            ids = job.ids if loader._source is None else job.ids & np.uint64(ID_MASK)
+            return self._batch_type(loader.ws, nested, job.lease, ids, self._valid(step).copy(), self._position(step), loader._work.bfloat16)
+        return self._collated([self._sample(job.loose, values, i) for i in np.flatnonzero(self._valid(step)).tolist()])
+
+    def _sample(self, loose: workers.Loose, values: dict[str, Any], i: int) -> Any:
+        """What the transform returned, for a collate_fn."""
+        work = self._loader._work
+
+        def leaf(name: str) -> Any:
+            if i in loose.get(name, ()):
+                return loose[name][i]
+            value = values[name][i]
+            if name not in work.bfloat16 or work.transform is None:
+                return value
+            return value.view(work.bfloat16_types[name]) if name in work.bfloat16_types else as_bfloat16(value)
+
+        made = {name: loose[name][i] if i in loose.get(name, ()) else build(tree, leaf) for name, tree in work.trees.items()}
+        if work.kind is dict:
+            return made
+        return work.kind(*made.values()) if hasattr(work.kind, "_fields") else tuple(made.values())
+
+    def _collated(self, samples: list[Any]) -> Any:
+        collate = self._loader._collate
+        assert collate is not None
+        try:
+            return collate(samples)
+        except Exception as error:
+            if samples:
+                raise
+            raise ValueError("collate_fn([]) failed, and of the last, short step this rank has no sample: let it take an empty list, or leave that step out with "
+                             "drop_last=True") from error
+
+    # --- the loop ---
+
+    def _settle(self) -> None:
+        """Takes over what the FastIter counted: before anybody looks at the loader."""
+        counted = self.take()
+        if counted is None:
+            return
+        loader, (batches, wait_s, consume_s, recent) = self._loader, counted
+        stats = loader._stats
+        stats["batches"] += batches
+        stats["samples"] += batches * loader.batch_size
+        stats["wait_s"] += wait_s
+        stats["consume_s"] += consume_s
+        loader._recent.extend((waited, consumed, 0.0, 0.0, 0.0) for waited, consumed in recent)
+        self._handed_out(batches)
+
+    def _handed_out(self, steps: int) -> None:
+        loader = self._loader
+        self._done += steps
+        if loader._epoch == self._epoch:
+            loader._delivered = self._end(self._done - 1)
+            loader._ended = False
+            try:
+                loader._ended = not self._has(self._done)
+            except Exception as error:  # the next step's: this one is delivered
+                let_go(error)
+                self._met = self._met or error
+
+    def _tell(self) -> None:
+        """Called by the FastIter when `report_at` is past, and behind its last batch."""
+        loader = self._loader
+        self._settle()
+        now = perf_counter()
+        if now >= loader._report_at or loader._ended and loader._reporter.may_end(now):
+            loader._report_at = loader._reporter.tell(loader)
+        self.report_at = loader._report_at
+
+    def _step(self) -> Any:
+        loader = self._loader
+        self._settle()
+        now = perf_counter()
+        stats = loader._stats
+        consumed = 0.0
+        if self.returned_at:
+            consumed = now - self.returned_at
+            stats["consume_s"] += consumed
+            self.returned_at = 0.0
+        if self._closed:
+            if self.replaced and not self._finished:
+                raise ValueError("this iterator is over: another iter() or load_state_dict() of its loader came since, which has one pass "
+                                 "at a time. Two at once take two loaders of one set")
+            raise StopIteration
+        step = self._done
+        try:
+            if self._met is not None and not self._jobs:
+                try:
+                    raise self._met
+                finally:
+                    self._met = None  # it has this frame now
+            if not self._has(step):
+                self._finished = True
+                self.close()
+                if loader._epoch == self._epoch and not loader._chosen:
+                    loader._advance()
+                raise StopIteration
+            batch = self._prepared() if loader._prepares else self._raw(step, loader._timeout_ns)
+        except (Busy, StopIteration):
+            raise
+        except BaseException as error:
+            if loader._prepares:  # jobs are at sixes and sevens: the next iter() begins with new workers
+                self.close(kill=not isinstance(error, BadSample))
+            elif isinstance(error, BadSample):
+                self.close()
+            raise
+        stats["batches"] += 1
+        stats["samples"] += loader.batch_size if self._cut is None else self._cut.size(step + self._cut_start)
+        self._handed_out(1)
+        self.returned_at = back = perf_counter()
+        waited = back - now
+        engine = loader._engine
+        if self._gpu_lagged():  # it has work still: the loop is not what waits
+            stats["consume_s"] += waited
+            waited, consumed = 0.0, consumed + waited
+        stats["wait_s"] += waited
+        loader._recent.append((waited, consumed, engine.busy_s, engine.read_s, loader._delivery.copy_s) if engine
+                              else (waited, consumed, 0.0, 0.0, 0.0))
+        self._tell()
+        return batch
+
+    def _gpu_lagged(self) -> bool:
+        """Whether slots were free only on paper since this was asked last: released, and still used by a GPU."""
+        loader = self._loader
+        if loader._prepares:
+            return loader._delivery.lagged()
+        if loader._memory[0] == device.HOST or loader._ring is None:
+            return False
+        before, self._lags = self._lags, loader._ring.stat()["lags"]
+        return before != self._lags
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except Exception:  # at exit, when half of the interpreter is gone
+            pass
+
+    def close(self, kill: bool = False) -> None:
+        """Ends reading ahead; jobs under way are waited for, or their workers ended."""
+        self._settle()
+        if self._closed:
+            return
+        self._closed = True
+        self.disarm()
+        if self._generation != _leat.generation():
+            return
+        if self._iter is not None:
+            self._iter.close()
+            self._iter = None
+        engine = self._loader._engine
+        if engine is not None and (self._jobs or kill):
+            try:
+                while self._jobs and not kill:
+                    engine.wait(self._jobs[0][0], 1.0)
+                    self._jobs.popleft()
+            except (TimedOut, Error):
+                kill = True
+            if kill:
+                self._loader._close_engine(kill=True)
+        self._jobs.clear()
+
+
+def bad_sample(ws: WorkingSet, columns: Sequence[Any], index: int, position: int, cause: BaseException,
+               of: str = "") -> BadSample:
+    """The error that names a sample by key, file and offset."""
+    key = ws.key(index)
+    where = None
+    for column in columns:
+        if column.field.kind != "label" and ws._set.field_bytes(index, column.field.number):  # what is empty lies nowhere
+            where = ws._set.source(index, column.field.number)
+        if where is not None:
+            break
+    place = f", {where[0]} at offset {where[1]}" if where else ""
+    error = BadSample(f"sample {index}{of} ({key}){place}: {type(cause).__name__}: {said(cause)}", code="bad sample")
+    error.index, error.key, error.position = index, key, position
+    if where:
+        error.file, error.offset = where
+    return error

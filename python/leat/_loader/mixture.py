@@ -1,0 +1,475 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weighted mixtures of working sets: what stands where, and batches put together out of several sets.
+
+A mixture is one endless stream, cut in epochs of `length` samples. Which set the sample at a place P of the stream comes from depends on
+the weights alone; so does its number among those of that set, j. Each set goes through epochs of its own: j stands at place j % n of epoch
+j // n of its order. All of it is arithmetic on integers, which src/apps/leat/replay.c has in C:
+
+    P ──▶ for each set i in turn, w_i its weight, W_i the sum of its and the later ones:
+          c(P) = (P * w_i + W_i / 2) / W_i     of the first P samples are of this set, the others of later ones
+          c(P + 1) > c(P): it is of this set, and j = c(P); else P -= c(P)
+
+In a plan an id is (round << 44) | (number of samples of the sets before + number in the set). The round counts the epochs of the set since the
+start of this epoch: a sample that comes twice in an epoch is augmented in two ways.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import operator
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsIndex, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _leat
+from .._base.arguments import near, whole
+from .._sets import core, plan
+from .._sets.batch import Array, Batch, Ragged
+from .._sets.fields import Column, Field, renamed
+from .._sets.plan import ID_BITS, ID_MASK
+from .._sets.recordings import RawWindows, RecordingWindows
+from .._sets.set import Stat, WorkingSet
+from . import workers
+from .mixed_windows import LazyMixed, Parts, Steps
+from .prepared import PreparedBatch
+
+Part = Union[tuple[Any, float], tuple[Any, float, Mapping[str, str]]]
+
+WEIGHT_BITS = 24
+_MAX_PLACE = 1 << 38  # times a weight: below 2^63
+_SEED_STEP = 0x9E3779B97F4A7C15
+
+
+class Mixture:
+    """Several working sets as one for `leat.Loader`, with samples of each in proportion to its weight: not by chance, but spread as evenly as
+    can be, in every batch. Each set has its own shuffled order and goes through its own epochs: all of its samples come once before
+    any comes twice, whatever the epochs of the mixture. What stands in a step depends on seed, epoch and position alone, as for one set.
+
+    parts    (set, weight) for each: a working set, or what `leat.open` takes; weights need not add up to 1. (set, weight,
+             {"image": "jpg"}) says which of its fields are meant under which names
+    length   samples of an epoch; all that the sets have together
+
+    The sets must agree in dtype and shape of the fields that are used. `batch.source` says which set each sample of a batch is of, and
+    `batch.ids` its number there.
+
+    >>> mixture = leat.Mixture([(ws, 2), (ws, 1)], length=30)
+    >>> sources = [k for batch in leat.Loader(mixture, 6) for k in batch.source.tolist()]
+    >>> sources[:6], sources.count(0), sources.count(1)
+    ([0, 1, 0, 0, 1, 0], 20, 10)
+    """
+
+    def __init__(self, parts: Sequence[Part], *, length: int | None = None) -> None:
+        if not 1 <= len(parts) <= 256:
+            raise ValueError(f"a mixture of {len(parts)} sets: 1 to 256")
+        for k, part in enumerate(parts):
+            if not isinstance(part, (tuple, list)) or not 2 <= len(part) <= 3:
+                raise TypeError(f"part {k} of the mixture is {part!r}: (set, weight), or (set, weight, {{name: field}})")
+        self.sets = tuple(part[0] if isinstance(part[0], WorkingSet) else core.open(part[0]) for part in parts)
+        self.has_recordings = any(isinstance(ws, RecordingWindows) for ws in self.sets)
+        weights = [_weight(k, part[1]) for k, part in enumerate(parts)]
+        #: As whole numbers: the sum is about 2^24.
+        self.weights = tuple(max(1, round(math.ldexp(w / sum(weights), WEIGHT_BITS))) for w in weights)
+        sizes = [len(ws) for ws in self.sets]
+        if not all(sizes):
+            raise ValueError(f"set {sizes.index(0)} of the mixture has no samples")
+        self._length = sum(sizes) if length is None else whole("length", length, 1)
+        self.offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.uint64)
+        if int(self.offsets[-1]) > ID_MASK:
+            raise ValueError(f"{int(self.offsets[-1])} samples are more than a mixture can have")
+        self._names = [dict(part[2]) if len(part) > 2 else {f.name: f.name for f in ws.fields}
+                       for part, ws in zip(parts, self.sets)]
+        self._differ: dict[str, str] = {}
+        self._fields = self._agree()
+
+    def _agree(self) -> tuple[Field, ...]:
+        fields: list[Field] = []
+        for name in dict.fromkeys(name for names in self._names for name in names):
+            lacking = [k for k, names in enumerate(self._names) if name not in names]
+            if lacking:
+                self._differ[name] = f"set {lacking[0]} ({self.sets[lacking[0]].uri}) has none"
+                continue
+            own = [ws.field(names[name]) for ws, names in zip(self.sets, self._names)]
+            words = [_words(field) + (f", classes {', '.join(ws.classes[:8])}" if field.kind == "label" else "")
+                     for field, ws in zip(own, self.sets)]
+            other = next((k for k in range(len(own)) if words[k] != words[0]
+                          or own[k].kind == "label" and self.sets[k].classes != self.sets[0].classes), None)
+            if other is not None:
+                self._differ[name] = f"in set 0 it is {words[0]}, in set {other} {words[other]}"
+                continue
+            field = copy.copy(own[0])
+            field.name, field.number = name, len(fields)
+            field.max_bytes = max(f.max_bytes for f in own)
+            field.fixed_bytes = own[0].fixed_bytes if len({f.fixed_bytes for f in own}) == 1 else 0
+            fields.append(field)
+        if not fields:
+            raise ValueError(f"the sets of the mixture have no field in common: {self._why()}")
+        return tuple(fields)
+
+    def _why(self) -> str:
+        return "; ".join(f"{name!r}: {why}" for name, why in self._differ.items())
+
+    def _check_whole(self) -> None:
+        """ValueError, if some set has a field that others have not, or another way: then it must be said which are wanted."""
+        if self._differ:
+            raise ValueError(f"the sets of the mixture differ: {self._why()}. Choose with fields=, or rename in the mixture: "
+                             "(set, weight, {name: field})")
+
+    # --- what a loader asks of a set ---
+
+    def __len__(self) -> int:
+        """Samples of an epoch."""
+        return self._length
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Those that all sets have alike."""
+        return self._fields
+
+    def field(self, name: str) -> Field:
+        for field in self._fields:
+            if field.name == name:
+                return field
+        if name in self._differ:
+            raise ValueError(f"field {name!r} of the mixture: {self._differ[name]}")
+        raise KeyError(f"no field {name!r}; {near(name, [field.name for field in self._fields])}")
+
+    @property
+    def uri(self) -> str:
+        return " + ".join(f"{weight / sum(self.weights):.3g} {ws.uri}" for weight, ws in zip(self.weights, self.sets))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a loader's state has of it: enough to say what stood in any step."""
+        return {"weights": list(self.weights), "lengths": [len(ws) for ws in self.sets],
+                "fingerprints": [ws.fingerprint for ws in self.sets]}
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps([self.state, self._length]).encode()).hexdigest()[:32]
+
+    def stat(self) -> Stat:
+        """Of all sets together."""
+        stats = [ws.stat() for ws in self.sets]
+        total = {name: sum(getattr(stat, name) for stat in stats) for name in (
+            "samples", "resident_samples", "failed_samples", "payload_bytes", "resident_bytes", "pool_bytes", "regions", "lost_samples")}
+        return Stat(**total, region_bytes=max(s.region_bytes for s in stats), page_bytes=min(s.page_bytes for s in stats),
+                    streamed=any(s.streamed for s in stats), generation=max(s.generation for s in stats), version=max(s.version for s in stats),
+                    transport=", ".join(dict.fromkeys(s.transport for s in stats)),
+                    delivered={name: sum(s.delivered[name] for s in stats) for name in stats[0].delivered},
+                    rails=tuple(rail for s in stats for rail in s.rails))
+
+    def split(self, ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+        """(number of the set, number of the sample in it) of ids of a plan."""
+        return split(self.offsets, ids)
+
+    def _where(self, index: int) -> tuple[int, int]:
+        source, number = self.split(np.array([index], np.uint64))
+        return int(source[0]), int(number[0])
+
+    def _columns(self, source: int, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """A loader's columns, as they are in one of the sets."""
+        ws, names = self.sets[source], self._names[source]
+        return tuple(Column(c.name, c.number, ws.field(names[c.field.name]), c.decoder) for c in columns)
+
+    def _read(self, index: int, field: Field) -> Any:
+        source, number = self._where(index)
+        ws = self.sets[source]
+        return ws._read(number, ws.field(self._names[source][field.name]))
+
+    # --- what torch's DataLoader asks of a dataset ---
+
+    def _at(self, which: SupportsIndex) -> int:
+        index, n = operator.index(which) & ID_MASK, int(self.offsets[-1])
+        if index >= n:
+            raise IndexError(f"sample {index} of a mixture of {n}")
+        return index
+
+    def __getitem__(self, which: SupportsIndex) -> Any:
+        """A private copy of one sample, as `WorkingSet` gives it, under the mixture's names. Numbers are what `leat.Sampler` gives: those
+        of the samples of all sets, one set after another, whatever `len` is."""
+        return self.__getitems__([which])[0]
+
+    def __getitems__(self, ids: Sequence[SupportsIndex]) -> list[Any]:
+        """A list of samples: one read for each set that has some of them."""
+        source, numbers = self.split(np.array([self._at(i) for i in ids], np.uint64))
+        found: list[Any] = [None] * len(ids)
+        for k in np.unique(source).tolist():
+            ws, names = self.sets[k], self._names[k]
+            mine = np.flatnonzero(source == k).tolist()
+            for place, sample in zip(mine, ws.__getitems__(numbers[mine].tolist())):
+                values = sample if isinstance(sample, dict) else {ws.fields[0].name: sample}
+                own = {field.name: values[names[field.name]] for field in self._fields if values.get(names[field.name]) is not None}
+                found[place] = own.get(self._fields[0].name) if len(self._fields) == 1 else own
+        return found
+
+    def _reader(self, columns: Sequence[Column], batch_size: int) -> MixedReader:
+        return MixedReader(self, columns, batch_size)
+
+    def __repr__(self) -> str:
+        return f"<leat.Mixture of {self.uri}: {self._length} samples an epoch>"
+
+
+def _weight(k: int, given: Any) -> float:
+    try:
+        weight = math.nan if isinstance(given, str) else float(given)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if not (math.isfinite(weight) and weight > 0):
+        raise ValueError(f"part {k} of the mixture has weight {given!r}: a number above 0")
+    return weight
+
+
+def _words(field: Field) -> str:
+    if field.kind != "array":
+        return "bytes" if field.kind == "raw" else "a label"
+    return f"{field.dtype.str!r} of {'any length' if field.ragged else f'shape {field.shape}'}"
+
+
+# --- order --------------------------------------------------------------------------------------------------------------------------
+
+
+def draw(weights: Sequence[int], places: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(number of the set, number among the samples drawn from it) at places of the stream.
+
+    >>> draw([1, 1, 2], np.arange(8))[0].tolist()
+    [2, 0, 1, 2, 2, 0, 1, 2]
+    """
+    source = np.full(len(places), len(weights) - 1, np.int64)
+    rest, at = np.arange(len(places)), places.astype(np.int64)
+    drawn = np.zeros(len(places), np.int64)
+    left = sum(weights)
+    for k, weight in enumerate(weights):
+        before = (at * weight + left // 2) // left
+        here = ((at + 1) * weight + left // 2) // left > before
+        source[rest[here]], drawn[rest[here]] = k, before[here]
+        rest, at = rest[~here], at[~here] - before[~here]
+        left -= weight
+    return source, drawn
+
+
+def split(offsets: Array, ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
+    bare = np.asarray(ids, np.uint64) & np.uint64(ID_MASK)
+    source = np.searchsorted(offsets, bare, side="right") - 1
+    return source, bare - offsets[source]
+
+
+def check_mixture(state: Any) -> None:
+    """ValueError unless it is None, or what `Mixture.state` makes."""
+    if state is None:
+        return
+    try:
+        weights, lengths, fingerprints = (state[name] for name in ("weights", "lengths", "fingerprints"))
+        good = (1 <= len(weights) == len(lengths) == len(fingerprints)
+                and all(type(n) is int and n > 0 for n in [*weights, *lengths]) and all(isinstance(f, str) for f in fingerprints))
+    except (TypeError, KeyError):
+        good = False
+    if not good or sum(weights) >= 1 << WEIGHT_BITS + 1:
+        raise ValueError(f"this state has mixture={state!r}")
+
+
+class MixPlan(plan.Plan):
+    """One epoch of a mixture."""
+
+    def __init__(self, state: Mapping[str, Any], length: int, seed: int, epoch: int, block: int, skip: plan.Ranges = ()) -> None:
+        super().__init__(None, None, length, skip)
+        self._weights, self._sizes, self._fingerprints = state["weights"], state["lengths"], state["fingerprints"]
+        self._seed, self._block, self._base = seed, block, epoch * length
+        if self._base + length >= _MAX_PLACE:
+            raise OverflowError(f"epoch {epoch} of {length} samples is further than a mixture goes")
+        self.offsets = np.concatenate([[0], np.cumsum(self._sizes)]).astype(np.uint64)
+        begun = [self._count(k) for k in range(len(self._sizes))]
+        self._rounds = [count // size for count, size in zip(begun, self._sizes)]
+        self._orders: dict[tuple[int, int], _leat.Order] = {}
+
+    def _count(self, k: int) -> int:
+        """Samples of set k before this epoch."""
+        at, left = self._base, sum(self._weights)
+        for weight in self._weights[:k]:
+            at -= (at * weight + left // 2) // left
+            left -= weight
+        return int((at * self._weights[k] + left // 2) // left)
+
+    def _order_of(self, k: int, epoch: int) -> _leat.Order:
+        order = self._orders.get((k, epoch))
+        if order is None:
+            if len(self._orders) > 4 * len(self._sizes):
+                self._orders.clear()
+            seed = (self._seed + k * _SEED_STEP) % 2**64
+            order = self._orders[k, epoch] = _leat.Order(self._sizes[k], seed, epoch, self._block, self._fingerprints[k])
+        return order
+
+    def ids(self, first: int, count: int) -> plan.Ids:
+        if self.length == 0:
+            return np.empty(0, np.uint64)
+        source, drawn = draw(self._weights, self._base + self._places(first, count))
+        out = np.empty(count, np.uint64)
+        for k in np.unique(source):
+            mine = np.flatnonzero(source == k)
+            epochs, places = np.divmod(drawn[mine], self._sizes[k])
+            numbers = np.empty(len(mine), np.uint64)
+            for epoch in np.unique(epochs):
+                these = np.flatnonzero(epochs == epoch)
+                at, order = places[these], self._order_of(int(k), int(epoch))
+                if int(at[-1]) - int(at[0]) == len(at) - 1 and (np.diff(at) == 1).all():
+                    run = np.empty(len(at), np.uint64)
+                    order.fill(int(at[0]), run)
+                else:
+                    run = np.fromiter(map(order.at, at.tolist()), np.uint64, len(at))
+                numbers[these] = run + self.offsets[k] + np.uint64(max(0, int(epoch) - self._rounds[k]) << ID_BITS)
+            out[mine] = numbers
+        return out
+
+
+# --- batches ------------------------------------------------------------------------------------------------------------------------
+
+
+class MixedRaw(Parts):
+    """A raw batch out of several sets, for those who work on raw batches: columns are put together when they are asked for."""
+
+    def __init__(self, ids: Array, parts: Sequence[tuple[Array, Batch]]) -> None:
+        super().__init__(ids, parts)
+        self._columns: dict[str, Array | Ragged] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, name: str) -> Array | Ragged:
+        with self._lock:  # several workers share a batch
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = self._join(name)
+            return column
+
+    def _join(self, name: str) -> Array | Ragged:
+        parts: list[tuple[Array, Any]] = [(places, batch[name]) for places, batch in self._parts]
+        if not any(isinstance(values, Ragged) for _, values in parts):
+            out = np.empty((len(self.ids), *parts[0][1].shape[1:]), parts[0][1].dtype)
+            for places, values in parts:
+                out[places] = values
+            return out
+        rows: list[Any] = [None] * len(self.ids)
+        for places, values in parts:
+            for i, place in enumerate(places.tolist()):
+                rows[place] = values[i].reshape(-1)
+        offsets = np.zeros(len(rows) + 1, np.uint64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        return Ragged(np.concatenate(rows), offsets)
+
+    def move(self, name: str, base: int, lo: int, hi: int, out: Array) -> None:
+        """Rows [lo, hi) of a column of one shape to out[lo:hi], without a stop on the way."""
+        for places, batch in self._parts:
+            first, end = np.searchsorted(places, (lo - base, hi - base))
+            values = batch[name]
+            assert isinstance(values, np.ndarray)
+            out[places[first:end] + base] = values[first:end]
+
+    def release(self) -> None:
+        self._columns = {}
+        super().release()
+
+
+def mixed(ids: Array, parts: Sequence[tuple[Array, Any]]) -> MixedRaw | LazyMixed:
+    """A raw batch out of (places in the batch, the samples that stand there) of several sets."""
+    lazy = any(isinstance(batch, RawWindows) for _, batch in parts)
+    return LazyMixed(ids, parts) if lazy else MixedRaw(ids, parts)
+
+
+class MixedReader:
+    """Batches of some columns, read one at a time."""
+
+    def __init__(self, mixture: Mixture, columns: Sequence[Column], batch_size: int) -> None:
+        self._mixture = mixture
+        self._readers = [workers.reader(ws, mixture._columns(k, columns), batch_size) for k, ws in enumerate(mixture.sets)]
+
+    def read(self, ids: Array) -> Any:
+        source, numbers = self._mixture.split(ids)
+        parts = []
+        for k in np.unique(source).tolist():
+            places = np.flatnonzero(source == k)
+            parts.append((places, self._readers[k].read(np.ascontiguousarray(numbers[places]))))
+        return mixed(ids, parts)
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+
+class MixedIter:
+    """Raw batches of a list of steps, read ahead from each set by a thread of the library."""
+
+    def __init__(self, mixture: Mixture, columns: Sequence[Column], rings: Sequence[_leat.Ring], steps: Sequence[Array], ahead: int) -> None:
+        self._sets = mixture.sets
+        self._named = [renamed(mixture._columns(k, columns)) for k in range(len(mixture.sets))]
+        self._steps, self._at = steps, 0
+        split = [mixture.split(ids) for ids in steps]
+        self._sources = [source for source, _ in split]
+        self._got: dict[int, Any] = {}  # of this step, while others are waited for
+        self._iters: list[_leat.Iter | Steps | None] = []
+        for k, (ring, ws) in enumerate(zip(rings, mixture.sets)):
+            mine = [numbers[source == k] for source, numbers in split]
+            mine = [numbers for numbers in mine if len(numbers)]
+            if isinstance(ws, RecordingWindows):
+                self._iters.append(Steps(ws, mixture._columns(k, columns), mine))
+            elif mine:
+                ends = np.cumsum([len(numbers) for numbers in mine]).astype(np.uint64)
+                self._iters.append(ring.plan(np.concatenate(mine), ends, ahead))
+            else:
+                self._iters.append(None)
+
+    @property
+    def ended(self) -> bool:
+        return self._at >= len(self._steps)
+
+    def next(self, timeout_ns: int) -> Any:
+        source = self._sources[self._at]
+        present = np.unique(source).tolist()
+        for k in present:
+            if k not in self._got:
+                one = self._iters[k]
+                assert one is not None
+                if isinstance(one, Steps):
+                    self._got[k] = one.next()
+                    continue
+                holder = one.next(timeout_ns)
+                assert holder is not None
+                self._got[k] = Batch(holder, self._named[k], self._sets[k])
+        batch = mixed(self._steps[self._at], [(np.flatnonzero(source == k), self._got[k]) for k in present])
+        self._got = {}
+        self._at += 1
+        return batch
+
+    def close(self) -> None:
+        self._got = {}
+        for one in self._iters:
+            if one is not None:
+                one.close()
+
+
+class MixedBatch(PreparedBatch):
+    """A `PreparedBatch` of a mixture: also knows which set each sample is of. `ids` are numbers in that set."""
+
+    __slots__ = ("source",)
+
+    #: Number of the set, in the order of the mixture's parts.
+    source: npt.NDArray[np.int64]
+
+    def __init__(self, mixture: Mixture, values: dict[str, Any], lease: object, ids: Array, valid: npt.NDArray[np.bool_], position: int,
+                 bfloat16: frozenset[str] = frozenset()) -> None:
+        self.source, numbers = mixture.split(ids)
+        super().__init__(mixture, values, lease, numbers, valid, position, bfloat16)  # type: ignore[arg-type]
+
+    @property
+    def sample_keys(self) -> list[str]:
+        sets = self._set.sets  # type: ignore[attr-defined]
+        return [sets[k].key(int(i)) for k, i in zip(self.source.tolist(), self.ids)]
+
+    def trim(self) -> MixedBatch:
+        """Leaves out the samples that are not `valid`, and returns the batch."""
+        rows = self._valid
+        super().trim()  # which may raise
+        self.source = self.source[rows]
+        return self

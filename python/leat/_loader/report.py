@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loader tells the daemon how far it is, about once a second, for `leat top` and `leat status`.
+
+Never waits and never raises: what the daemon does not take now stands in the next report, and a daemon that is gone is the next batch's matter.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import itertools
+import json
+import logging
+import os
+import threading
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from .._base.arguments import bare_name
+from .._base.clients import NO_START
+from .._leat import Client
+from . import stats as _stats
+
+if TYPE_CHECKING:
+    from .loader import Loader
+    from .._sets.plan import Plan
+
+_log = logging.getLogger("leat")
+
+EVERY_S = 1.0
+_MARKS = 6  #: rates are those of the last seconds
+_ENDED = 1
+_STATUS = 3  # LEAT_QUERY_STATUS
+_COMPARED, _LOOKS = 1024, 4
+_VERDICTS = {"unknown": 0, "consumer-bound": 1, "fetch-bound": 2, "prep-bound": 3, "copy-bound": 4}
+_numbers = itertools.count(1)
+
+
+class Reporter:
+    """Of one loader."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._number = next(_numbers)  # loaders are made in the same order on all ranks
+        self._marks: collections.deque[tuple[float, float]] = collections.deque(maxlen=_MARKS)
+        self._told = False
+        self.length = 0  #: samples of the epoch that was begun last
+        self.order = 0  #: a digest of its first ones, which is to be the same on all ranks
+        self._looks = 0  # how often the daemon is still to be asked in this epoch whether it is
+        sets = loader._sets
+        self._title = None if len(sets) == 1 else "mixture of " + ", ".join(bare_name(ws.uri) for ws in sets)
+        self._sample_bytes: float | None = None
+
+    def begin(self, plan: Plan, length: int) -> None:
+        """An epoch of so many samples; 0: not known."""
+        self.length = length
+        first = plan.ids(0, min(_COMPARED, plan.stand_ins))
+        self.order = 1 + int.from_bytes(hashlib.blake2b(first.tobytes(), digest_size=7).digest(), "little")
+        self._looks = _LOOKS
+
+    def _look(self, socket: str) -> None:
+        """Ranks that draw for themselves, from samplers or seeds of their own, overlap: what one takes, another one may take as well. A thread's, by a
+        connection of its own: the daemon may take its time, and reports are not to wait for it."""
+        try:
+            client = Client(socket, None, 0, 0, NO_START)
+            try:
+                rows = json.loads(client.query(_STATUS, None))["jobs"]
+            finally:
+                client.close()
+        except Exception as error:
+            _log.debug("the orders of ranks were not compared: %s", error)
+            return
+        for row in rows:
+            if row["loader"] == self._number and row["overlapping_ranks"] and any(rank["pid"] == os.getpid() for rank in row["ranks"]):
+                self._looks = 0
+                _log.warning("ranks %s of %d go through different orders, and each takes its slice of its own: samples come twice, and others not at all. Give all "
+                             "ranks the same seed=, and a sampler that yields the same numbers on each (leat.WeightedSampler; of torch: one with a "
+                             "generator= that is seeded alike)", ", ".join(map(str, row["overlapping_ranks"])), row["world_size"])
+
+    def _bytes_a_sample(self, loader: Loader) -> float:
+        """Exact where all fields have one length, else what samples of the set have on average."""
+        if self._sample_bytes is None:
+            fixed = [column.field.fixed_bytes for column in loader._columns]
+            if all(fixed):
+                self._sample_bytes = float(sum(fixed))
+            else:
+                stats = [ws.stat() for ws in loader._sets]
+                self._sample_bytes = sum(stat.payload_bytes for stat in stats) / max(1, sum(stat.samples for stat in stats))
+        return self._sample_bytes
+
+    def may_end(self, now: float) -> bool:
+        """The end of an epoch is told out of turn: what follows may be a long validation. Not of epochs that are shorter than a blink."""
+        return not self._marks or now - self._marks[-1][0] >= EVERY_S / 10
+
+    def tell(self, loader: Loader, flags: int = 0) -> float:
+        """When to be called again."""
+        now = perf_counter()
+        try:
+            self._tell(loader, now, flags)
+            if self._looks and loader._groups > 1 and not flags:
+                self._looks -= 1
+                threading.Thread(target=self._look, args=(loader._sets[0]._client.socket,), daemon=True, name="leat-look").start()
+        except Exception as error:  # whatever it is, training goes on
+            _log.debug("no report: %s", error)
+        return now + EVERY_S
+
+    def _tell(self, loader: Loader, now: float, flags: int) -> None:
+        samples = loader._stats["samples"]
+        self._marks.append((now, samples))
+        then, before = self._marks[0]
+        rate = (samples - before) / (now - then) if now > then else 0.0
+        recent = list(loader._recent)
+        waited, consumed = sum(one[0] for one in recent[1:]), sum(one[1] for one in recent[1:])
+        each = self._bytes_a_sample(loader)
+        self._told = loader._sets[0]._set.report(
+            self._number, self._title, flags, _VERDICTS[_stats.judge(loader, recent)[0]], loader.rank, loader.world_size, loader._epoch,
+            loader._delivered, self.length, loader.batch_size, loader.global_batch, int(samples), int(samples * each), rate, rate * each,
+            waited / (waited + consumed) if waited + consumed else 0.0, self.order) or self._told
+
+    def end(self, loader: Loader) -> None:
+        if self._told:
+            self._told = False
+            self._marks.clear()
+            self.tell(loader, _ENDED)
+            self._told = False

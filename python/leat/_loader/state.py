@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a `leat.Loader`: made, checked, loaded; and what it tells of past batches. See docs/decisions/0062-loader.md.
+
+Version 2 has "runs": [epoch, samples, global batch, batch size] wherever the size of a step changed, from the first pass on; so that
+steps, which are counted from the start of an epoch through all restarts, can be found again. Version 1 had none; it is still read.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import _leat
+from .._base.errors import Stale
+from .._sets import plan as _plan
+from .._sets.batch import Array, parse_shuffle
+from .mixture import MixPlan, check_mixture, split
+
+if TYPE_CHECKING:
+    from .loader import Loader
+
+_log = logging.getLogger("leat")
+
+STATE_VERSION = 2
+Run = list[int]  #: epoch, samples, global batch, batch size (0: not known)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """ValueError unless it is a state of a loader that this release reads."""
+    if not isinstance(state, Mapping) or state.get("kind") != "leat.Loader":
+        raise ValueError("this is not the state of a leat.Loader")
+    if not isinstance(state.get("version"), int) or not 1 <= state["version"] <= STATE_VERSION:
+        raise ValueError(f"this state has version {state.get('version')}: this release reads up to {STATE_VERSION}")
+    for name in ("seed", "epoch", "samples", "global_batch", "length"):
+        if not _is_count(state.get(name)):
+            raise ValueError(f"this state has {name}={state.get(name)!r}")
+    for name in ("seed", "epoch"):
+        if state[name] >= 2**64:
+            raise ValueError(f"this state has {name}={state[name]}: at most 2**64 - 1")
+    for name in ("fingerprint", "shuffle", "skip_ranges", "sampler", "mixture"):
+        if name not in state:
+            raise ValueError(f"this state has no {name!r}")
+    check_mixture(state["mixture"])
+    if state["sampler"] is None and state["samples"] > state["length"]:
+        raise ValueError(f"this state has samples={state['samples']} of {state['length']}")
+    if state["version"] == 1:
+        return
+    runs = state.get("runs")
+    if not isinstance(runs, list) or not all(
+            isinstance(run, list) and len(run) == 4 and all(map(_is_count, run)) and run[2] > 0 for run in runs):
+        raise ValueError(f"this state has runs={runs!r}")
+    if any(a[:2] >= b[:2] for a, b in zip(runs, runs[1:])):
+        raise ValueError("the runs of this state are not in order")
+
+
+def add_run(runs: list[Run], epoch: int, samples: int, global_batch: int, batch_size: int) -> list[Run]:
+    """The runs, when one begins there.
+
+    >>> add_run([[0, 0, 32, 8]], 1, 96, 48, 8)
+    [[0, 0, 32, 8], [1, 96, 48, 8]]
+    >>> add_run(_, 1, 144, 48, 8) == _, add_run(_, 0, 0, 48, 8)
+    (True, [[0, 0, 48, 8]])
+    """
+    kept = [run for run in runs if run[:2] < [epoch, samples]]
+    return kept if kept and kept[-1][2:] == [global_batch, batch_size] else [*kept, [epoch, samples, global_batch, batch_size]]
+
+
+def of_loader(loader: Loader) -> dict[str, Any]:
+    epoch, samples = loader._epoch, loader._delivered
+    if loader._ended:
+        epoch, samples = epoch + (not loader._chosen), 0
+    source: Any = loader._sampler if loader._sampler is not None else loader._batch_sampler
+    return {
+        "version": STATE_VERSION, "kind": "leat.Loader", "seed": loader._seed, "epoch": epoch, "samples": samples,
+        "global_batch": loader.global_batch, "length": len(loader.ws), "fingerprint": loader.ws.fingerprint,
+        "shuffle": loader._shuffle, "skip_ranges": [list(one) for one in loader._skip],
+        "sampler": None if source is None else {"kind": type(source).__name__, "state": loader._state_of_sampler()},
+        "mixture": None if loader._mixture is None else loader._mixture.state, "runs": [list(run) for run in loader._runs],
+    }
+
+
+def load(loader: Loader, state: Mapping[str, Any]) -> None:
+    check_state(state)
+    ws = loader.ws
+    if state["fingerprint"] != ws.fingerprint:
+        raise Stale(f"this state is of a dataset with fingerprint {state['fingerprint']} and {state['length']} samples; {ws.uri} "
+                    f"has {ws.fingerprint} and {len(ws)}", code="stale")
+    for name, mine in (("shuffle", loader._shuffle), ("skip_ranges", [list(one) for one in loader._skip])):
+        if state[name] != mine:
+            raise ValueError(f"this state is of a loader with {name}={state[name]!r}, this one has {mine!r}: the order is another")
+    source: Any = loader._sampler if loader._sampler is not None else loader._batch_sampler
+    if (state["sampler"] is None) != (source is None):
+        raise ValueError("this state is of a loader " + ("without" if state["sampler"] is None else "with") + " a sampler")
+    if (state["mixture"] is None) != (loader._mixture is None):
+        raise ValueError("this state is of " + ("one set" if state["mixture"] is None else "a mixture of sets"))
+    if state["global_batch"] != loader.global_batch:
+        _log.info("resuming with %d samples a step, the state was taken with %d", loader.global_batch, state["global_batch"])
+    if state["seed"] != loader._seed:
+        _log.warning("seed %d of the state is taken, not %d", state["seed"], loader._seed)
+        loader._seed = state["seed"]
+        loader._close_engine()
+        loader._work.seed = loader._seed
+    loader._close_epoch(replaced=True)
+    inner = (state["sampler"] or {}).get("state")
+    if inner is not None and hasattr(source, "load_state_dict"):
+        source.load_state_dict(copy.deepcopy(inner))
+    loader._sampler_state = inner
+    loader._epoch = state["epoch"]
+    loader._start = loader._delivered = state["samples"]
+    loader._ended = loader._chosen = False
+    loader._runs = [list(run) for run in state.get("runs", [[0, 0, max(1, state["global_batch"]), 0]])]
+
+
+def span(state: Mapping[str, Any], epoch: int, step: int, length: int) -> tuple[int, int, int, int]:
+    """(first position, samples, global batch, batch size or 0) of a step of an epoch that is `length` samples long."""
+    runs = state.get("runs") or [[0, 0, state["global_batch"], 0]]
+    before = [run for run in runs if run[:2] <= [epoch, 0]] or runs[:1]
+    here = [[epoch, 0, *before[-1][2:]], *(run for run in runs if run[0] == epoch and run[1] > 0)]
+    done = 0
+    for i, (_, first, whole, batch_size) in enumerate(here):
+        end = here[i + 1][1] if i + 1 < len(here) else length
+        steps = -(-max(0, end - first) // whole)
+        if done <= step < done + steps:
+            at = first + (step - done) * whole
+            return at, min(whole, end - at), whole, batch_size
+        done += steps
+    raise ValueError(f"step {step}: epoch {epoch} of this state has {done} steps")
+
+
+def replay(state: Mapping[str, Any], step: int, rank: int | None = None, world_size: int | None = None,
+           batch_size: int | None = None, epoch: int | None = None) -> Array:
+    """Which samples stood in step `step`, counted from the start of the epoch of a loader's state (or of `epoch`) through all
+    restarts: of one rank, or of all. Padding is left out. Of a mixture: rows of (number of the set, number in it). What the state does not know is taken from `world_size` and `batch_size`; both given,
+    all steps of the epoch were of that size.
+
+    >>> loader = leat.Loader(ws, 2, seed=3)
+    >>> seen = [batch.ids.tolist() for _, batch in zip(range(2), loader)]
+    >>> replay(loader.state_dict(), 1, 0, world_size=1).tolist() == seen[1]
+    True
+    """
+    check_state(state)
+    if state["sampler"] is not None:
+        raise ValueError("the order of this state came from a sampler: only the sampler knows it")
+    block, _ = parse_shuffle(state["shuffle"])
+    n = state["length"]
+    epoch = state["epoch"] if epoch is None else epoch
+    skip = _plan.parse_ranges(state["skip_ranges"])
+    mixture = state["mixture"]
+    if mixture is None:
+        order = _leat.Order(n, state["seed"], epoch, block, state["fingerprint"])
+        plan = _plan.Plan(order, None, n, skip)
+    else:
+        plan = MixPlan(mixture, n, state["seed"], epoch, block, skip)
+    if batch_size is not None:  # as the caller says, and no restarts
+        each, whole = batch_size, batch_size * (world_size or 1)
+        first = step * whole
+        count = min(whole, plan.length - first)
+        if step < 0 or count <= 0:
+            raise ValueError(f"step {step}: an epoch has {-(-plan.length // whole)} steps of {whole} samples")
+    else:
+        first, count, whole, each = span(state, epoch, step, plan.length)
+        if world_size is not None or not each:
+            each = whole // (world_size or 1)
+    if rank is None:
+        return _found(plan, first, count)
+    if not 0 <= rank < max(1, whole // max(each, 1)):
+        raise ValueError(f"rank {rank}: there were {whole // max(each, 1)} ranks in step {step}")
+    return _found(plan, first + rank * each, max(0, min(each, count - rank * each)))
+
+
+def _found(plan: _plan.Plan, first: int, count: int) -> Array:
+    ids = plan.ids(first, count)
+    return np.stack(split(plan.offsets, ids), axis=1) if isinstance(plan, MixPlan) else ids

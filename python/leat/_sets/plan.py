@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which samples stand in which step: pure functions of an order (or a sampler's list) and positions in it.
+
+A plan is one epoch. Positions [0, length) count the samples of all ranks; step s of a run that begins at position p takes
+[p + s * G, p + (s + 1) * G), G = batch_size * world_size, and each rank a contiguous slice. Positions past the end are padding and mean
+the epoch's first ones again.
+
+A sampler may never end. What it yields at first is drawn at once: `HEAD` numbers, or as many as it says that it has; of a batch sampler as many batches
+as have `HEAD` numbers. If it has not ended by then, it is drawn as steps need it (`Stream`, `Cut`), and only the numbers of the last steps are kept.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _leat
+from .._base.errors import Error
+
+Ids = npt.NDArray[np.uint64]
+Ranges = tuple[tuple[int, int], ...]
+
+HEAD = 1 << 16  #: numbers of a sampler that are drawn at once; so many are given to the library at once, too
+ID_BITS = 44  #: of a sample's number; what stands above them is for the random numbers of a sample that comes again
+ID_MASK = (1 << ID_BITS) - 1
+FEW = 8  #: batches of a batch sampler that are drawn at once, at least
+ENDLESS = 1 << 62  #: the length of what has not ended yet
+
+
+def parse_ranges(ranges: Iterable[Sequence[int]], length: int | None = None) -> Ranges:
+    """Sorted, disjoint, non-empty [first, end) out of what a user wrote.
+
+    >>> parse_ranges([(8, 9), [2, 4], (3, 6)])
+    ((2, 6), (8, 9))
+    """
+    merged: list[tuple[int, int]] = []
+    try:
+        given = sorted((int(a), int(b)) for a, b in ranges)
+    except (TypeError, ValueError):
+        raise TypeError(f"skip_ranges={ranges!r}: a list of (first position, end)") from None
+    for first, end in given:
+        if not 0 <= first < end or length is not None and first >= length:
+            raise ValueError(f"skip_ranges: [{first}, {end}) is no range of positions" + (f" below {length}" if length is not None else ""))
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((first, end))
+    return tuple(merged)
+
+
+class Plan:
+    """One epoch: its samples by position.
+
+    >>> Plan.of_ids([5, 6, 7]).ids(1, 4).tolist()
+    [6, 7, 5, 6]
+    """
+
+    def __init__(self, order: _leat.Order | None, ids: Ids | None, length: int, skip: Ranges = ()) -> None:
+        self._order, self._ids = order, ids
+        self._n = length  # before leaving out
+        self._skip = tuple((first, min(end, length)) for first, end in skip if first < length)
+        self._starts = np.array([0, *(end for _, end in self._skip)], np.int64)
+        gone = np.cumsum([0, *(end - first for first, end in self._skip)])
+        self._kept_starts = self._starts - gone  # of each run between two ranges, in positions that are left
+        #: Samples of the epoch, those left out not counted.
+        self.length = length - int(gone[-1])
+
+    @property
+    def stand_ins(self) -> int:
+        """Positions [0, stand_ins) are there for what cannot be read, whatever was drawn since."""
+        return self.length
+
+    def reach(self, end: int) -> None:
+        """Afterwards `length` is right if it is below `end`."""
+
+    @classmethod
+    def of_ids(cls, ids: Sequence[int] | Ids, skip: Ranges = ()) -> Plan:
+        array = np.asarray(ids, np.uint64).reshape(-1)
+        return cls(None, array, len(array), skip)
+
+    @property
+    def plain(self) -> bool:
+        """An order with nothing left out: the library's iterator knows it."""
+        return self._order is not None and not self._skip
+
+    def ids(self, first: int, count: int) -> Ids:
+        """The samples at `count` positions from `first`, which may run into the padding."""
+        if self.length == 0:
+            return np.empty(0, np.uint64)
+        end = first + count
+        if self._order is not None and not self._skip and end <= self.length:
+            out = np.empty(count, np.uint64)
+            self._order.fill(first, out)
+            return out
+        places = self._places(first, count)
+        if self._ids is not None:
+            return self._ids[places]
+        assert self._order is not None
+        return np.fromiter(map(self._order.at, places.tolist()), np.uint64, count)
+
+    def _places(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        """Of positions: in the epoch before leaving out, padding turned into what it means."""
+        places = np.arange(first, first + count, dtype=np.int64) % self.length
+        if self._skip:
+            run = np.searchsorted(self._kept_starts, places, side="right") - 1
+            places = self._starts[run] + (places - self._kept_starts[run])
+        return places
+
+    def at(self, position: int) -> int:
+        return int(self.ids(position, 1)[0])
+
+
+class Drawn(Plan):
+    """What a function gives for each position."""
+
+    def __init__(self, draw: Callable[[npt.NDArray[np.int64]], Ids], length: int, skip: Ranges = ()) -> None:
+        super().__init__(None, None, length, skip)
+        self._draw = draw
+
+    def ids(self, first: int, count: int) -> Ids:
+        return self._draw(self._places(first, count)) if self.length else np.empty(0, np.uint64)
+
+
+def left(numbers: Iterator[Any], skip: Ranges) -> Iterator[Any]:
+    """What is left of numbers, as they are drawn, without those in ranges.
+
+    >>> list(left(iter(range(9)), ((0, 2), (3, 4), (8, 12))))
+    [2, 4, 5, 6, 7]
+    """
+    def parts() -> Iterator[Iterator[Any]]:
+        at = 0
+        for first, end in skip:
+            yield itertools.islice(numbers, first - at)
+            collections.deque(itertools.islice(numbers, end - first), 0)
+            at = end
+        yield numbers
+
+    return itertools.chain.from_iterable(parts()) if skip else numbers
+
+
+_Draw = TypeVar("_Draw", bound=Callable[..., Any])
+
+
+def _lasting(draw: _Draw) -> _Draw:
+    """A method that draws from a sampler. Once it failed it fails for ever: a generator that raised would seem to have ended, and what was drawn beside
+    a wrong number is lost. Only a text is kept: an error would keep the frames that it came through, and these the pass and the loop's batches."""
+    @functools.wraps(draw)
+    def guarded(self: Any, *args: Any) -> Any:
+        if self._failed:
+            raise Error(f"{self._failed}; call iter() for another pass")
+        try:
+            return draw(self, *args)
+        except Exception as error:
+            self._failed = f"the sampler failed: {type(error).__name__}: {error}"
+            raise
+        except BaseException:
+            self._failed = "drawing was interrupted"
+            raise
+
+    return cast(_Draw, guarded)
+
+
+class Stream(Plan):
+    """Numbers that a sampler yields as they are needed. `head`: the first ones; `keep`: how many of the last ones may be asked for again.
+
+    >>> plan = Stream(np.arange(3, dtype=np.uint64), iter([3, 4, 5, 6]), lambda some: np.array(list(some), np.uint64))
+    >>> plan.length == ENDLESS, plan.ids(3, 2).tolist(), plan.length, plan.ids(6, 3).tolist()
+    (True, [3, 4], 7, [6, 0, 1])
+    """
+
+    def __init__(self, head: Ids, more: Iterator[Any], check: Callable[[Iterable[Any]], Ids], keep: int = HEAD) -> None:
+        super().__init__(None, None, ENDLESS)
+        self._head, self._more, self._check, self._keep = head, more, check, keep
+        self._last, self._base = head, 0  # the numbers from place _base on
+        self._failed = ""
+
+    @property
+    def stand_ins(self) -> int:
+        return min(self.length, len(self._head))
+
+    @_lasting
+    def _draw(self) -> None:
+        """Some more numbers."""
+        drawn = self._check(itertools.islice(self._more, max(HEAD, self._keep)))
+        if len(drawn) < max(HEAD, self._keep):
+            super().__init__(None, None, self._base + len(self._last) + len(drawn))
+        gone = max(0, len(self._last) - self._keep)
+        self._last, self._base = np.concatenate([self._last[gone:], drawn]), self._base + gone
+
+    def reach(self, end: int) -> None:
+        while self._n == ENDLESS and end > self._base + len(self._last):
+            self._draw()
+
+    def ids(self, first: int, count: int) -> Ids:
+        self.reach(first + count)
+        places = self._places(first, count)
+        early = places < self._base
+        out = np.empty(count, np.uint64)
+        out[early] = self._head[places[early]]
+        out[~early] = self._last[places[~early] - self._base]
+        return out
+
+
+def steps(length: int, start: int, global_batch: int, drop_last: bool) -> int:
+    """Steps from position `start` on: the same on all ranks.
+
+    >>> steps(10, 0, 4, True), steps(10, 0, 4, False), steps(10, 8, 4, True)
+    (2, 3, 0)
+    """
+    left = max(0, length - start)
+    return left // global_batch if drop_last else -(-left // global_batch)
+
+
+def take(batches: Iterator[Ids], least: int = 0) -> list[Ids]:
+    """The next batches: `FEW` and more, until they have `HEAD` numbers; at least so many, if there are.
+
+    >>> [len(take(iter([np.arange(size)] * 99))) for size in (1, HEAD // 10, HEAD)]
+    [99, 11, 8]
+    """
+    taken: list[Ids] = []
+    numbers = 0
+    while numbers < HEAD or len(taken) < max(FEW, least):
+        batch = next(batches, None)
+        if batch is None:
+            break
+        taken.append(batch)
+        numbers += max(1, len(batch))
+    return taken
+
+
+class Cut:
+    """The slices that one rank takes of a batch sampler's global batches. Of one that has not ended, those of the last `keep` batches and of those
+    that were drawn since."""
+
+    def __init__(self, batches: Iterable[Sequence[int] | Ids], more: Iterator[Ids], rank: int, world_size: int, most: int, keep: int) -> None:
+        self._ids, self._ends, self._valid, self._whole = cut(batches, rank, world_size)
+        self._more, self._rank, self._world, self._most, self._keep = more, rank, world_size, most, keep
+        self.ended = False  #: nothing is to be drawn any more
+        self._failed = ""
+        self._step = self._first = self._before = 0  # before those that are kept: steps, samples of this rank, of all
+
+    @_lasting
+    def _draw(self) -> bool:
+        """Some more steps. False: there are none."""
+        batches = take(self._more)
+        if not batches:
+            self.ended = True
+            return False
+        over = next((batch for batch in batches if -(-len(batch) // self._world) > self._most), None)
+        if over is not None:
+            raise ValueError(f"batch_sampler: a batch of {len(over)} samples, more than any of the first {self._step + len(self._ends)}: "
+                             f"make room for it with batch_size={-(-len(over) // self._world)}")
+        ids, ends, valid, whole = cut(batches, self._rank, self._world)
+        if gone := max(0, len(self._ends) - self._keep):
+            first, before = int(self._ends[gone - 1]), int(self._whole[gone - 1])
+            self._ids, self._valid = self._ids[first:], self._valid[first:]
+            self._ends, self._whole = self._ends[gone:] - np.uint64(first), self._whole[gone:] - np.uint64(before)
+            self._step, self._first, self._before = self._step + gone, self._first + first, self._before + before
+        self._ends = np.concatenate([self._ends, ends + np.uint64(len(self._ids))])
+        self._whole = np.concatenate([self._whole, whole + np.uint64(self._whole[-1] if len(self._whole) else 0)])
+        self._ids, self._valid = np.concatenate([self._ids, ids]), np.concatenate([self._valid, valid])
+        return True
+
+    def steps(self, step: int) -> int:
+        """How many there are; or more than `step`, if there are so many."""
+        while step >= self._step + len(self._ends) and self._draw():
+            pass
+        return self._step + len(self._ends)
+
+    def step_behind(self, start: int) -> int | None:
+        """The first step behind `start` samples of all ranks. None: no batch ends there."""
+        if not start:
+            return 0
+        while not len(self._whole) or start > self._before + int(self._whole[-1]):
+            if not self._draw():
+                return None
+        found = int(np.searchsorted(self._whole, start - self._before))
+        return self._step + found + 1 if int(self._whole[found]) == start - self._before else None
+
+    def _span(self, step: int) -> tuple[int, int]:
+        k = step - self._step
+        return int(self._ends[k - 1]) if k else 0, int(self._ends[k])
+
+    def ids(self, step: int) -> Ids:
+        return self._ids[slice(*self._span(step))]
+
+    def valid(self, step: int) -> npt.NDArray[np.bool_]:
+        return self._valid[slice(*self._span(step))]
+
+    def size(self, step: int) -> int:
+        """Samples of this rank."""
+        first, end = self._span(step)
+        return end - first
+
+    def end(self, step: int) -> int:
+        """Samples of all ranks behind this step."""
+        k = step - self._step
+        return self._before + (int(self._whole[k]) if k >= 0 else 0)
+
+    @property
+    def length(self) -> int:
+        """Samples of all ranks, or ENDLESS."""
+        return ENDLESS if not self.ended else self._before + (int(self._whole[-1]) if len(self._whole) else 0)
+
+
+def cut(batches: Iterable[Sequence[int] | Ids], rank: int, world_size: int) -> tuple[Ids, Ids, npt.NDArray[np.bool_], Ids]:
+    """(ids, ends, valid, global ends) of one rank out of a batch sampler's global batches: each is cut in slices of equal length,
+    the last ones padded from the batch's own start.
+
+    >>> ids, ends, valid, _ = cut([[1, 2, 3], [4]], 1, 2)
+    >>> ids.tolist(), ends.tolist(), valid.tolist()
+    ([3, 1, 4], [2, 3], [True, False, False])
+    """
+    ids: list[Any] = []
+    valid: list[Any] = []
+    lengths, sizes = [], []
+    for batch in batches:
+        whole = np.asarray(batch, np.uint64).reshape(-1)
+        if not len(whole):
+            raise ValueError("batch_sampler: a batch of no samples")
+        each = -(-len(whole) // world_size)
+        places = np.arange(rank * each, (rank + 1) * each)
+        ids.append(whole[places % len(whole)])
+        valid.append(places < len(whole))
+        lengths.append(each)
+        sizes.append(len(whole))
+    if not ids:
+        return np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, bool), np.empty(0, np.uint64)
+    return (np.concatenate(ids), np.cumsum(lengths).astype(np.uint64), np.concatenate(valid),
+            np.cumsum(sizes).astype(np.uint64))
