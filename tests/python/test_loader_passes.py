@@ -489,10 +489,10 @@ def test_a_transform_does_nothing_to_the_process_that_forks(numbers):
 
 def test_no_other_sample_would_fare_better(numbers, monkeypatch):
     """What is not of the first sample is not told as its fault."""
-    def gone(ws, columns, size, *rest):
+    def gone(source, size, *rest):
         raise leat.PeerGone("the daemon is gone")
 
-    monkeypatch.setattr(leat._loader.workers, "reader", gone)  # inherited by a child of fork
+    monkeypatch.setattr(leat._loader.source.SetSource, "reader", gone)  # inherited by a child of fork
     for on_error in ("raise", "skip"):
         for how in ("thread", "fork"):
             with pytest.raises(leat.PeerGone):
@@ -512,10 +512,10 @@ def test_workers_take_time_to_start(numbers, monkeypatch):
         time.sleep(3)
         return reader(*args, **more)
 
-    reader = leat._loader.workers.reader
+    reader = leat._loader.source.SetSource.reader
     loader = leat.Loader(numbers, 2, transform=keep, workers="fork", timeout=2)
     loader._work.learn({"x": np.zeros(3, np.int64)})
-    monkeypatch.setattr(leat._loader.workers, "reader", late)
+    monkeypatch.setattr(leat._loader.source.SetSource, "reader", late)
     assert len(ids(loader)) == N // 2
 
 

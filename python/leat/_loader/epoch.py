@@ -2,7 +2,7 @@
 """One pass of a `leat.Loader`: what stands in a step, where it comes from, and who stands in for what cannot be read.
 
 Happy path: `__next__` takes the raw batch of the next step, or has an engine (workers) prepare as many ahead as there are slots, and waits
-for the first. `mixed_epoch.py` has the same for mixtures.
+for the first. What is read, and in which order, is the matter of a source (source.py).
 
 Failure modes: a bad sample is raised or replaced (`_bad`, `_substitute`); after anything else that is raised the pass is over where workers
 may be in the middle of something, and the loader can be iterated again.
@@ -17,7 +17,7 @@ import itertools
 import logging
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -25,21 +25,23 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _leat
-from .._base.errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go, said
+from .._base.errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go
 from .._sets import plan
 from .._sets.batch import Array, dense_arrays
 from .._sets.plan import ID_BITS, ID_MASK
-from .._sets.set import WorkingSet
 from . import device, workers
 from .generators import States, seed_for
 from .nested import as_bfloat16, build, each
-from .prepared import LoadedBatch, PreparedBatch, Shapes
+from .prepared import LoadedBatch, Shapes
+from .source import RawIter
 from .weighted import hashes
 
 if TYPE_CHECKING:
     from .loader import Loader
 
 _log = logging.getLogger("leat")
+
+_ENDLESS = 1 << 62  # a step that no pass reaches
 
 #: Of the pool, of a worker, of the program: no other sample would fare better.
 NOT_OF_A_SAMPLE = (Busy, Denied, NoSpace, PeerGone, Stale, TimedOut, WorkerDied)
@@ -48,14 +50,12 @@ NOT_OF_A_SAMPLE = (Busy, Denied, NoSpace, PeerGone, Stale, TimedOut, WorkerDied)
 class Epoch(_leat.FastIter, Iterator[Any]):
     """One pass, from a position to the end of the epoch. Steps that are plain go by the FastIter and no Python; `_step` does the others."""
 
-    _batch_type: type[PreparedBatch] = PreparedBatch
-
     def __init__(self, loader: Loader, start: int) -> None:
-        self._loader, self._first = loader, start
+        self._loader, self._source, self._first = loader, loader._source, start
         self._plan, self._cut = loader._plan()
         self._global = loader.global_batch
         self._epoch = loader._epoch  # the loader's is that of the next pass, once somebody sets it
-        self._iter: _leat.Iter | None = None
+        self._iter: RawIter | None = None
         self._closed = self._finished = False
         self.replaced = False  # by another pass of the loader
         self._generation = loader._generation
@@ -72,7 +72,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
                 raise ValueError(f"this state stands behind {start} samples, where no batch of the batch_sampler ends: go on with the "
                                  "batches that it was taken with")
             self._cut_start = found
-        self._window_end = 0  # of a list of numbers: the step behind those that the library has
+        self._window = self._window_end = 0  # steps that the iterator was opened with, and the one behind them
         # Steps that the library counts as we do, with no padding on this rank.
         left = self._plan.length - start - loader._group * loader.batch_size - loader.batch_size
         self._whole = left // self._global + 1 if left >= 0 and self._cut is None and self._plan.plain else 0
@@ -114,7 +114,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
     def _tags(self, step: int, count: int) -> Array:
         """What stands above the numbers of samples that workers prepare: a sample that a sampler draws twice in an epoch is to get other random numbers
         the second time. 20 bits that follow from the position in the epoch alone; none in an order of our own, which has its samples once."""
-        if self._loader._source is None:
+        if self._loader._given is None:
             return np.zeros(count, np.uint64)
         first = self._position(step)
         return hashes(0, np.arange(first, first + count)) >> np.uint64(ID_BITS) << np.uint64(ID_BITS)
@@ -135,45 +135,47 @@ class Epoch(_leat.FastIter, Iterator[Any]):
 
     # --- raw batches ---
 
-    def _open(self, step: int) -> _leat.Iter:
-        loader, ring = self._loader, self._loader._ring
-        assert ring is not None
-        if self._plan.plain:
-            return ring.iterate(loader._seed, self._epoch, loader._block, 0, loader._group, loader._groups,
-                                self._first + step * self._global, 0 if loader.drop_last else 2, loader.prefetch)
-        most = step + max(plan.FEW, plan.HEAD // self._global)
+    def _open(self, step: int) -> RawIter:
+        loader, source = self._loader, self._source
+        whole = source.iterate(self._plan, loader._seed, self._epoch, loader._block, 0, loader._group, loader._groups,
+                               self._first + step * self._global, 0 if loader.drop_last else 2, loader.prefetch)
+        if whole is not None:
+            self._window_end = _ENDLESS
+            return whole
+        self._window = source.ahead(self._window, self._global)
+        most = step + self._window
         self._window_end = min(most, self._steps(most - 1))
-        parts = [self._ids(s) for s in range(step, self._window_end)]
-        ends = np.cumsum([len(part) for part in parts]).astype(np.uint64)
-        return ring.plan(np.concatenate(parts), ends, loader.prefetch, loader._block)
+        return source.open([self._ids(s) for s in range(step, self._window_end)], loader.prefetch, loader._block)
 
-    def _raw(self, step: int, timeout_ns: int) -> LoadedBatch:
-        if self._iter is not None and not self._plan.plain and step >= self._window_end:
+    def _end_iter(self) -> None:
+        if self._iter is not None:
             self._iter.close()
             self._iter = None
+
+    def _raw(self, step: int, timeout_ns: int) -> Any:
+        if step >= self._window_end:
+            self._end_iter()
         if self._iter is None:
             self._iter = self._open(step)
+        loader, source = self._loader, self._source
         try:
-            holder = self._iter.next(timeout_ns)
+            batch = source.batch(self._iter.next(timeout_ns))
         except (Corrupt, NotFound) as error:
-            self._iter.close()
-            self._iter = None
+            self._end_iter()
             return self._mend(step, error)
         except Busy as error:
             if timeout_ns == 1:
                 raise
-            raise Busy(f"{error}, copy what is to be kept, or give the loader a larger prefetch= than {self._loader.prefetch}", code="busy") from None
-        if holder is None:
-            raise Error("the iterator ended early")
-        loader = self._loader
-        batch = LoadedBatch(holder, loader._named, loader.ws)
-        if loader._memory[0] == device.PINNED and not loader._prepares:
+            raise Busy(f"{error}, copy what is to be kept, or give the loader a larger prefetch= than {loader.prefetch}", code="busy") from None
+        if loader._prepares:
+            return batch
+        if loader._memory[0] == device.PINNED:
             loader._delivery.bytes += batch.nbytes
         if step >= self._whole:
             return self._dress(batch, step)
         batch._valid = loader._all_valid
-        if not loader._prepares and loader._memory[0] == device.HOST and isinstance(self._iter, _leat.Iter):
-            self.arm(self._iter, LoadedBatch, loader._named, loader.ws, loader._all_valid, dense_arrays(loader._named, loader.batch_size),
+        if loader._memory[0] == device.HOST and isinstance(self._iter, _leat.Iter):
+            self.arm(self._iter, LoadedBatch, source.named, loader.ws, loader._all_valid, dense_arrays(source.named, loader.batch_size),
                      self._whole - step - 1, loader._timeout_ns)
         return batch
 
@@ -182,16 +184,16 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         batch.position = self._position(step)
         return batch
 
-    def _mend(self, step: int, error: BaseException) -> LoadedBatch:
+    def _mend(self, step: int, error: BaseException) -> Any:
         """A batch with a sample that cannot be read: which, and what stands in for it."""
         ids = self._ids(step).copy()
-        loader = self._loader
+        source = self._source
         found = False
         for i in range(len(ids)):
             for attempt in range(1, 100):
                 try:
-                    for column in loader._columns:
-                        loader.ws._read(int(ids[i]), column.field)
+                    for column in source.columns:
+                        source.ws._read(int(ids[i]), column.field)
                     break
                 except (Corrupt, NotFound) as bad:
                     found = True
@@ -199,14 +201,8 @@ class Epoch(_leat.FastIter, Iterator[Any]):
                     ids[i] = self._substitute(step, i, attempt)
         if not found:
             raise error
-        return self._again(ids, step)
-
-    def _again(self, ids: Array, step: int) -> LoadedBatch:
-        """The step's raw batch, of these samples."""
-        loader = self._loader
-        assert loader._ring is not None
-        holder = loader._ring.read_batch(ids, loader._timeout_ns, len(loader.ws))
-        return self._dress(LoadedBatch(holder, loader._named, loader.ws), step)
+        batch = source.read(ids, self._loader._timeout_ns)
+        return batch if self._loader._prepares else self._dress(batch, step)
 
     # --- bad samples ---
 
@@ -219,9 +215,6 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             stride += 2
         return self._plan.at((here + attempt * stride) % n)
 
-    def _bad_sample(self, index: int, position: int, cause: BaseException) -> BadSample:
-        return bad_sample(self._loader.ws, self._loader._columns, index & ID_MASK, position, cause)
-
     def _ceiling(self, step: int) -> int:
         """Bad samples that are replaced: of an epoch without end, in proportion to what came so far."""
         loader, length = self._loader, self._length
@@ -232,7 +225,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
     def _bad(self, step: int, i: int, index: int, cause: BaseException) -> None:
         """Raises, or counts what will be replaced."""
         loader = self._loader
-        error = self._bad_sample(index, self._position(step) + i, cause)
+        error = self._source.bad_sample(index, self._position(step) + i, cause)
         if loader._on_error == "raise" or isinstance(cause, SystemExit):
             raise error from cause
         let_go(cause)
@@ -259,7 +252,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             loader._engine = workers.Threads(work, slots, loader._workers)
         else:
             method = None if loader._method == "process" else loader._method
-            loader._engine = workers.Processes(work, slots, loader._workers, loader.ws, method)
+            loader._engine = workers.Processes(work, slots, loader._workers, self._source, method)
 
     def _learn(self, work: workers.Work) -> None:
         """What a prepared sample looks like, out of the first good one."""
@@ -274,7 +267,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
                 raise
             except (Exception, SystemExit) as cause:
                 if self._loader._on_error == "raise" or attempt == 15 or isinstance(cause, SystemExit):
-                    raise self._bad_sample(index, self._first + attempt, cause) from cause
+                    raise self._source.bad_sample(index, self._first + attempt, cause) from cause
 
     def _one(self, index: int) -> dict[str, Any]:
         """One sample, prepared now, where the workers are: a transform that hangs or dies does not take the loop with it, and what it
@@ -294,7 +287,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
 
     def _prepare(self, index: int) -> dict[str, Any]:
         loader = self._loader
-        reader = workers.reader(loader.ws, loader._columns, 1)
+        reader = self._source.reader(1)
         try:
             with reader.read(np.array([index & ID_MASK], np.uint64)) as batch:
                 made = self._seeded(batch, index) if loader._work.in_python else loader._work.one(batch, 0, self._epoch, index)
@@ -430,8 +423,8 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             values[name] = Shapes(column) if arrays else column
         if loader._collate is None:
             nested = {name: build(tree, values.__getitem__) for name, tree in loader._work.trees.items()}
-            ids = job.ids if loader._source is None else job.ids & np.uint64(ID_MASK)
-            return self._batch_type(loader.ws, nested, job.lease, ids, self._valid(step).copy(), self._position(step), loader._work.bfloat16)
+            ids = job.ids if loader._given is None else job.ids & np.uint64(ID_MASK)
+            return self._source.batch_type(loader.ws, nested, job.lease, ids, self._valid(step).copy(), self._position(step), loader._work.bfloat16)
         return self._collated([self._sample(job.loose, values, i) for i in np.flatnonzero(self._valid(step)).tolist()])
 
     def _sample(self, loose: workers.Loose, values: dict[str, Any], i: int) -> Any:
@@ -556,9 +549,9 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         loader = self._loader
         if loader._prepares:
             return loader._delivery.lagged()
-        if loader._memory[0] == device.HOST or loader._ring is None:
+        if loader._memory[0] == device.HOST or self._source.ring is None:
             return False
-        before, self._lags = self._lags, loader._ring.stat()["lags"]
+        before, self._lags = self._lags, self._source.ring.stat()["lags"]
         return before != self._lags
 
     def __del__(self) -> None:
@@ -576,9 +569,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         self.disarm()
         if self._generation != _leat.generation():
             return
-        if self._iter is not None:
-            self._iter.close()
-            self._iter = None
+        self._end_iter()
         engine = self._loader._engine
         if engine is not None and (self._jobs or kill):
             try:
@@ -590,21 +581,3 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             if kill:
                 self._loader._close_engine(kill=True)
         self._jobs.clear()
-
-
-def bad_sample(ws: WorkingSet, columns: Sequence[Any], index: int, position: int, cause: BaseException,
-               of: str = "") -> BadSample:
-    """The error that names a sample by key, file and offset."""
-    key = ws.key(index)
-    where = None
-    for column in columns:
-        if column.field.kind != "label" and ws._set.field_bytes(index, column.field.number):  # what is empty lies nowhere
-            where = ws._set.source(index, column.field.number)
-        if where is not None:
-            break
-    place = f", {where[0]} at offset {where[1]}" if where else ""
-    error = BadSample(f"sample {index}{of} ({key}){place}: {type(cause).__name__}: {said(cause)}", code="bad sample")
-    error.index, error.key, error.position = index, key, position
-    if where:
-        error.file, error.offset = where
-    return error

@@ -34,15 +34,14 @@ from .._decode import images
 from .._decode.decode import FieldsArg, resolve
 from .._sets import core, plan
 from .._sets.batch import SEQUENTIAL, SHUFFLE_AUTO, parse_shuffle
-from .._sets.fields import renamed
 from .._sets.plan import Ids, Plan
-from .._sets.recordings import RecordingWindows
-from .._sets.set import WorkingSet, load, parse_device
+from .._sets.set import WorkingSet, parse_device
 from . import device as _device, report, state as _state, stats as _stats, workers as _workers
 from .epoch import Epoch
-from .mixture import Mixture, MixPlan
+from .mixture import Mixture, MixtureSource
 from .prepared import pad_collate, pad_known
 from .sampler import Sampler
+from .source import Source, source_of
 from .weighted import WeightedSampler
 
 _log = logging.getLogger("leat")
@@ -162,18 +161,17 @@ class Loader(Iterable[Any]):
         self._ended = False  # the last batch of the epoch was received
         self._chosen = False  # the epoch, since the last pass began
         self._engine: _workers.Threads | _workers.Processes | None = None
-        self._ring: _leat.Ring | None = None
+        self._generation = -1  # none yet: there is nothing to close
         batch_size, prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
         num_workers, self._seed = whole("num_workers", num_workers, 0), seed_of(seed)
         max_errors = None if max_errors is None else whole("max_errors", max_errors, 0)
         skip_ranges = tuple(skip_ranges)
         _check(workers, on_error, shuffle, sampler, batch_sampler, collate_fn, skip_ranges)
-        self._mixture = ws if isinstance(ws, Mixture) else None
-        if self._mixture is not None:
+        if isinstance(ws, Mixture):
             if sampler is not None or batch_sampler is not None:
                 raise ValueError("a mixture has an order of its own: no sampler")
             if fields is None:
-                self._mixture._check_whole()
+                ws._check_whole()
         if isinstance(ws, (WorkingSet, Mixture)) and (pattern is not None or extensions is not None):
             raise ValueError(f"pattern={pattern!r}, extensions={extensions!r}: they choose among the files of a folder when it is opened; give "
                              "them to leat.open")
@@ -186,8 +184,8 @@ class Loader(Iterable[Any]):
                 raise ValueError("the sampler is one rank's share already: give one that yields the samples of all ranks, or none")
         self.batch_size, self.drop_last, self.prefetch = batch_size, drop_last, prefetch
         self._sampler, self._batch_sampler = sampler, batch_sampler
-        self._columns = resolve(self.ws, fields)
-        self._named = renamed(self._columns)
+        columns = resolve(self.ws, fields)
+        self._source: Source = MixtureSource(ws, columns) if isinstance(ws, Mixture) else source_of(self.ws, columns)
         self._workers, self._method = num_workers, workers
         self._memory = parse_device("pinned" if pin_memory and str(device).startswith("cpu") else device)
         self._timeout_ns = parse_timeout(timeout)
@@ -196,9 +194,8 @@ class Loader(Iterable[Any]):
         self._on_error, self._max_errors = on_error, max_errors
         self._skip = plan.parse_ranges(skip_ranges)
         self._shuffle, self._block = self._resolve_shuffle(True if shuffle is None else shuffle)
-        cuts = isinstance(self.ws, RecordingWindows)
-        self._prepares = (transform is not None or collate_fn is not None or self._mixture is not None or cuts
-                          or any(column.decoder is not None for column in self._columns))
+        self._prepares = (transform is not None or collate_fn is not None or self._source.prepares
+                          or any(column.decoder is not None for column in columns))
         if collate_fn is not None and self._memory[0] == _device.CUDA:
             raise ValueError(f"device={str(device)!r} with a collate_fn: what it makes is in host memory, and yours to move; give it "
                              "device='cpu', or do without it")
@@ -209,11 +206,11 @@ class Loader(Iterable[Any]):
         # What a collate_fn makes of a slot is another memory: no need to pin the slot.
         with _device.asked_for(device, pin_memory):
             self._delivery = _device.Delivery(*(self._memory if self._prepares and collate_fn is None else (_device.HOST, 0)))
-        self._work = _workers.Work(self._columns, transform, self._seed)
+        self._work = _workers.Work(columns, transform, self._seed)
         self._collate = functools.partial(pad_known, self._work) if collate_fn is pad_collate else collate_fn
-        if self._work.stages is not None and (cuts or self._mixture is not None and self._mixture.has_recordings):
+        if self._work.stages is not None and not self._source.pictures:
             raise Unsupported("leat.prep is for pictures, not for windows over recordings: give a function as transform", code="unsupported")
-        if self._block not in (0, SEQUENTIAL) and self._mixture is None and self.ws.stat().streamed:
+        if self._block not in (0, SEQUENTIAL) and self.ws.stat().streamed:
             self._work.block = self._block
         if self._work.in_c and not num_workers and workers == "thread":
             self._workers = images.cores()
@@ -241,37 +238,25 @@ class Loader(Iterable[Any]):
     def _resolve_shuffle(self, shuffle: str | bool) -> tuple[str | bool, int]:
         block, flags = parse_shuffle("auto" if shuffle is True else shuffle)
         if flags == SHUFFLE_AUTO:
-            block = max(ws._auto_block() for ws in self._sets)
-            if block and ranks.several_hosts(self.world_size) and any(ws.stat().transport == "shm" for ws in self._sets):
+            block = max(ws._auto_block() for ws in self._source.sets)
+            if block and ranks.several_hosts(self.world_size) and any(ws.stat().transport == "shm" for ws in self._source.sets):
                 raise ValueError(f"shuffle=True: this host streams the set by itself, in blocks of {block}; others may have room "
                                  f"for all of it, and another order. Name one for all: shuffle='block:{block}'")
         return (False if block == SEQUENTIAL else f"block:{block}" if block else "full"), block
-
-    @property
-    def _sets(self) -> tuple[WorkingSet, ...]:
-        return self._mixture.sets if self._mixture is not None else (self.ws,)
 
     def _load_ring(self) -> None:
         where = (_device.HOST, 0) if self._prepares else self._memory
         slots = self.prefetch + _device.spare(where[0])
         self._all_valid = np.ones(self.batch_size, bool)
         self._all_valid.flags.writeable = False
-        self._rings = []
-        for k, ws in enumerate(self._sets):
-            columns = self._columns if self._mixture is None else self._mixture._columns(k, self._columns)
-            numbers = [column.field.number for column in columns]
-            self._rings.append(load(ws._set, self.batch_size, slots, numbers, None, where, self._device_copy))
-        self._ring = self._rings[0]
+        self._source.load(self.batch_size, slots, where, self._device_copy)
         self._generation = _leat.generation()
 
     def _plan(self) -> tuple[plan.Plan, plan.Cut | None]:
         """The plan of the epoch, and the batches of a batch sampler."""
-        if self._mixture is not None:
-            return MixPlan(self._mixture.state, len(self._mixture), self._seed, self._epoch, self._block, self._skip), None
-        if self._sampler is None and self._batch_sampler is None:
-            order = _leat.Order(len(self.ws), self._seed, self._epoch, self._block, self.ws.fingerprint)
-            return plan.Plan(order, None, len(self.ws), self._skip), None
-        source: Any = self._sampler if self._sampler is not None else self._batch_sampler
+        source = self._given
+        if source is None:
+            return self._source.plan(self._seed, self._epoch, self._block, self._skip), None
         inner: Any = source if hasattr(source, "set_epoch") else getattr(source, "sampler", None)  # of torch's BatchSampler
         if hasattr(inner, "set_epoch"):
             inner.set_epoch(self._epoch)
@@ -296,7 +281,7 @@ class Loader(Iterable[Any]):
             self._close_engine()
             self._load_ring()
         whole = np.concatenate(batches) if batches else np.empty(0, np.uint64)
-        keep = max(plan.FEW, plan.HEAD // self.global_batch) + self.prefetch + 4  # those that are given to the library at once, and those behind them
+        keep = plan.given_at_once(self.global_batch) + self.prefetch + 4  # and those behind them
         cut = plan.Cut(batches, itertools.chain(more, drawn), self._group, self._groups, self.batch_size, keep)
         cut.ended = not more
         return plan.Plan.of_ids(whole), cut
@@ -324,18 +309,19 @@ class Loader(Iterable[Any]):
 
     def _state_of_sampler(self) -> Any:
         """As it was when the epoch that a state speaks of began: so that it yields that epoch again. None: it has none."""
-        source = self._source
+        source = self._given
         if not hasattr(source, "state_dict") or isinstance(source, Sampler):
             return None
         return copy.deepcopy(self._sampler_state if self._sampler_state is not None and (self._chosen or not self._ended) else source.state_dict())
 
     @property
-    def _source(self) -> Any:
+    def _given(self) -> Any:
+        """What the order comes from, unless it is the source's own."""
         return self._sampler if self._sampler is not None else self._batch_sampler
 
     def _warn_of_sampler(self) -> None:
         """A state is taken or loaded: whether the sampler will yield this epoch again, is not known if it draws by chance."""
-        source = self._source
+        source = self._given
         inner = getattr(source, "sampler", source)  # of torch's BatchSampler
         if source is None or isinstance(inner, (Sequence, np.ndarray)) or type(inner).__name__ == "SequentialSampler":
             return
@@ -376,16 +362,7 @@ class Loader(Iterable[Any]):
         start = self._start
         self._delivered, self._ended = start, False
         self._runs = _state.add_run(self._runs, self._epoch, start, self.global_batch, self.batch_size)
-        if self._mixture is not None:
-            from .mixed_epoch import MixedEpoch
-
-            epoch: Epoch = MixedEpoch(self, start)
-        elif isinstance(self.ws, RecordingWindows):
-            from .recording_epoch import RecordingEpoch
-
-            epoch = RecordingEpoch(self, start)
-        else:
-            epoch = Epoch(self, start)
+        epoch = Epoch(self, start)
         self._epoch_ref = weakref.ref(epoch)
         return epoch
 
@@ -487,7 +464,7 @@ class Loader(Iterable[Any]):
         """Ends workers and reading ahead. Batches that are held stay valid. A closed loader may be iterated again."""
         self._close_epoch()
         self._close_engine()
-        if self._ring is not None and self._generation == _leat.generation():
+        if self._generation == _leat.generation():
             self._reporter.end(self)
 
     def __enter__(self) -> Loader:

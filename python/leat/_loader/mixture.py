@@ -20,7 +20,6 @@ import hashlib
 import json
 import math
 import operator
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex, Union
 
@@ -29,15 +28,15 @@ import numpy.typing as npt
 
 from .. import _leat
 from .._base.arguments import near, whole
+from .._base.errors import BadSample
 from .._sets import core, plan
-from .._sets.batch import Array, Batch, Ragged
-from .._sets.fields import Column, Field, renamed
+from .._sets.batch import Array
+from .._sets.fields import Column, Field
 from .._sets.plan import ID_BITS, ID_MASK
-from .._sets.recordings import RawWindows, RecordingWindows
 from .._sets.set import Stat, WorkingSet
-from . import workers
-from .mixed_windows import LazyMixed, Parts, Steps
+from .mixed import mixed
 from .prepared import PreparedBatch
+from .source import RawIter, Reader, Source, source_of
 
 Part = Union[tuple[Any, float], tuple[Any, float, Mapping[str, str]]]
 
@@ -71,7 +70,6 @@ class Mixture:
             if not isinstance(part, (tuple, list)) or not 2 <= len(part) <= 3:
                 raise TypeError(f"part {k} of the mixture is {part!r}: (set, weight), or (set, weight, {{name: field}})")
         self.sets = tuple(part[0] if isinstance(part[0], WorkingSet) else core.open(part[0]) for part in parts)
-        self.has_recordings = any(isinstance(ws, RecordingWindows) for ws in self.sets)
         weights = [_weight(k, part[1]) for k, part in enumerate(parts)]
         #: As whole numbers: the sum is about 2^24.
         self.weights = tuple(max(1, round(math.ldexp(w / sum(weights), WEIGHT_BITS))) for w in weights)
@@ -208,9 +206,6 @@ class Mixture:
                 found[place] = own.get(self._fields[0].name) if len(self._fields) == 1 else own
         return found
 
-    def _reader(self, columns: Sequence[Column], batch_size: int) -> MixedReader:
-        return MixedReader(self, columns, batch_size)
-
     def __repr__(self) -> str:
         return f"<leat.Mixture of {self.uri}: {self._length} samples an epoch>"
 
@@ -329,126 +324,6 @@ class MixPlan(plan.Plan):
 # --- batches ------------------------------------------------------------------------------------------------------------------------
 
 
-class MixedRaw(Parts):
-    """A raw batch out of several sets, for those who work on raw batches: columns are put together when they are asked for."""
-
-    def __init__(self, ids: Array, parts: Sequence[tuple[Array, Batch]]) -> None:
-        super().__init__(ids, parts)
-        self._columns: dict[str, Array | Ragged] = {}
-        self._lock = threading.Lock()
-
-    def __getitem__(self, name: str) -> Array | Ragged:
-        with self._lock:  # several workers share a batch
-            column = self._columns.get(name)
-            if column is None:
-                column = self._columns[name] = self._join(name)
-            return column
-
-    def _join(self, name: str) -> Array | Ragged:
-        parts: list[tuple[Array, Any]] = [(places, batch[name]) for places, batch in self._parts]
-        if not any(isinstance(values, Ragged) for _, values in parts):
-            out = np.empty((len(self.ids), *parts[0][1].shape[1:]), parts[0][1].dtype)
-            for places, values in parts:
-                out[places] = values
-            return out
-        rows: list[Any] = [None] * len(self.ids)
-        for places, values in parts:
-            for i, place in enumerate(places.tolist()):
-                rows[place] = values[i].reshape(-1)
-        offsets = np.zeros(len(rows) + 1, np.uint64)
-        np.cumsum([len(row) for row in rows], out=offsets[1:])
-        return Ragged(np.concatenate(rows), offsets)
-
-    def move(self, name: str, base: int, lo: int, hi: int, out: Array) -> None:
-        """Rows [lo, hi) of a column of one shape to out[lo:hi], without a stop on the way."""
-        for places, batch in self._parts:
-            first, end = np.searchsorted(places, (lo - base, hi - base))
-            values = batch[name]
-            assert isinstance(values, np.ndarray)
-            out[places[first:end] + base] = values[first:end]
-
-    def release(self) -> None:
-        self._columns = {}
-        super().release()
-
-
-def mixed(ids: Array, parts: Sequence[tuple[Array, Any]]) -> MixedRaw | LazyMixed:
-    """A raw batch out of (places in the batch, the samples that stand there) of several sets."""
-    lazy = any(isinstance(batch, RawWindows) for _, batch in parts)
-    return LazyMixed(ids, parts) if lazy else MixedRaw(ids, parts)
-
-
-class MixedReader:
-    """Batches of some columns, read one at a time."""
-
-    def __init__(self, mixture: Mixture, columns: Sequence[Column], batch_size: int) -> None:
-        self._mixture = mixture
-        self._readers = [workers.reader(ws, mixture._columns(k, columns), batch_size) for k, ws in enumerate(mixture.sets)]
-
-    def read(self, ids: Array) -> Any:
-        source, numbers = self._mixture.split(ids)
-        parts = []
-        for k in np.unique(source).tolist():
-            places = np.flatnonzero(source == k)
-            parts.append((places, self._readers[k].read(np.ascontiguousarray(numbers[places]))))
-        return mixed(ids, parts)
-
-    def close(self) -> None:
-        for reader in self._readers:
-            reader.close()
-
-
-class MixedIter:
-    """Raw batches of a list of steps, read ahead from each set by a thread of the library."""
-
-    def __init__(self, mixture: Mixture, columns: Sequence[Column], rings: Sequence[_leat.Ring], steps: Sequence[Array], ahead: int) -> None:
-        self._sets = mixture.sets
-        self._named = [renamed(mixture._columns(k, columns)) for k in range(len(mixture.sets))]
-        self._steps, self._at = steps, 0
-        split = [mixture.split(ids) for ids in steps]
-        self._sources = [source for source, _ in split]
-        self._got: dict[int, Any] = {}  # of this step, while others are waited for
-        self._iters: list[_leat.Iter | Steps | None] = []
-        for k, (ring, ws) in enumerate(zip(rings, mixture.sets)):
-            mine = [numbers[source == k] for source, numbers in split]
-            mine = [numbers for numbers in mine if len(numbers)]
-            if isinstance(ws, RecordingWindows):
-                self._iters.append(Steps(ws, mixture._columns(k, columns), mine))
-            elif mine:
-                ends = np.cumsum([len(numbers) for numbers in mine]).astype(np.uint64)
-                self._iters.append(ring.plan(np.concatenate(mine), ends, ahead))
-            else:
-                self._iters.append(None)
-
-    @property
-    def ended(self) -> bool:
-        return self._at >= len(self._steps)
-
-    def next(self, timeout_ns: int) -> Any:
-        source = self._sources[self._at]
-        present = np.unique(source).tolist()
-        for k in present:
-            if k not in self._got:
-                one = self._iters[k]
-                assert one is not None
-                if isinstance(one, Steps):
-                    self._got[k] = one.next()
-                    continue
-                holder = one.next(timeout_ns)
-                assert holder is not None
-                self._got[k] = Batch(holder, self._named[k], self._sets[k])
-        batch = mixed(self._steps[self._at], [(np.flatnonzero(source == k), self._got[k]) for k in present])
-        self._got = {}
-        self._at += 1
-        return batch
-
-    def close(self) -> None:
-        self._got = {}
-        for one in self._iters:
-            if one is not None:
-                one.close()
-
-
 class MixedBatch(PreparedBatch):
     """A `PreparedBatch` of a mixture: also knows which set each sample is of. `ids` are numbers in that set."""
 
@@ -473,3 +348,90 @@ class MixedBatch(PreparedBatch):
         super().trim()  # which may raise
         self.source = self.source[rows]
         return self
+
+
+# --- reading ------------------------------------------------------------------------------------------------------------------------
+
+_FIRST_WINDOW, _WINDOW = 16, 1024  # steps that are planned at once: the first batch is not to wait for a long list
+
+
+class MixtureSource(Source):
+    """A mixture: raw batches come from the sources of its sets, and always go through output slots."""
+
+    ws: Mixture
+    prepares, batch_type = True, MixedBatch
+
+    def __init__(self, ws: Mixture, columns: Sequence[Column]) -> None:
+        super().__init__(ws, columns)
+        self.sets, self.state = ws.sets, ws.state
+        self.parts = [source_of(one, ws._columns(k, columns)) for k, one in enumerate(ws.sets)]
+        self.pictures = all(part.pictures for part in self.parts)
+
+    def plan(self, seed: int, epoch: int, block: int, skip: plan.Ranges) -> MixPlan:
+        return MixPlan(self.ws.state, len(self.ws), seed, epoch, block, skip)
+
+    def load(self, batch_size: int, slots: int, memory: tuple[int, int], device_copy: str) -> None:
+        for part in self.parts:
+            part.load(batch_size, slots, memory, device_copy)
+
+    def ahead(self, before: int, global_batch: int) -> int:
+        return min(_WINDOW, 2 * before) or _FIRST_WINDOW
+
+    def open(self, steps: Sequence[Array], ahead: int, block: int) -> RawIter:
+        return MixedIter(self, steps, ahead)
+
+    def read(self, ids: Array, timeout_ns: int) -> Any:
+        return self.reader(len(ids)).read(ids)
+
+    def reader(self, batch_size: int, block: int = 0) -> Reader:
+        return _MixedReader(self.ws, [part.reader(batch_size) for part in self.parts])
+
+    def bad_sample(self, index: int, position: int, cause: BaseException, of: str = "") -> BadSample:
+        source, number = self.ws._where(index)
+        return self.parts[source].bad_sample(number, position, cause, f" of set {source}")
+
+
+class _MixedReader:
+    def __init__(self, mixture: Mixture, readers: Sequence[Reader]) -> None:
+        self._mixture, self._readers = mixture, readers
+
+    def read(self, ids: Array) -> Any:
+        source, numbers = self._mixture.split(ids)
+        places = {k: np.flatnonzero(source == k) for k in np.unique(source).tolist()}
+        return mixed(ids, [(at, self._readers[k].read(np.ascontiguousarray(numbers[at]))) for k, at in places.items()])
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+
+class MixedIter:
+    """Raw batches of a list of steps, read ahead from each set by a thread of the library."""
+
+    def __init__(self, source: MixtureSource, steps: Sequence[Array], ahead: int) -> None:
+        self._parts, self._steps, self._at = source.parts, steps, 0
+        split = [source.ws.split(ids) for ids in steps]
+        self._sources = [sources for sources, _ in split]
+        self._got: dict[int, Any] = {}  # of this step, while others are waited for
+        self._iters: dict[int, RawIter] = {}
+        for k, part in enumerate(source.parts):
+            mine = [numbers[sources == k] for sources, numbers in split]
+            mine = [numbers for numbers in mine if len(numbers)]
+            if mine:
+                self._iters[k] = part.open(mine, ahead, 0)
+
+    def next(self, timeout_ns: int) -> Any:
+        source = self._sources[self._at]
+        present = np.unique(source).tolist()
+        for k in present:
+            if k not in self._got:
+                self._got[k] = self._parts[k].batch(self._iters[k].next(timeout_ns))
+        batch = mixed(self._steps[self._at], [(np.flatnonzero(source == k), self._got[k]) for k in present])
+        self._got = {}
+        self._at += 1
+        return batch
+
+    def close(self) -> None:
+        self._got = {}
+        for one in self._iters.values():
+            one.close()

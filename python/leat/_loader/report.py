@@ -46,7 +46,7 @@ class Reporter:
         self.length = 0  #: samples of the epoch that was begun last
         self.order = 0  #: a digest of its first ones, which is to be the same on all ranks
         self._looks = 0  # how often the daemon is still to be asked in this epoch whether it is
-        sets = loader._sets
+        sets = loader._source.sets
         self._title = None if len(sets) == 1 else "mixture of " + ", ".join(bare_name(ws.uri) for ws in sets)
         self._sample_bytes: float | None = None
 
@@ -79,11 +79,11 @@ class Reporter:
     def _bytes_a_sample(self, loader: Loader) -> float:
         """Exact where all fields have one length, else what samples of the set have on average."""
         if self._sample_bytes is None:
-            fixed = [column.field.fixed_bytes for column in loader._columns]
+            fixed = [column.field.fixed_bytes for column in loader._source.columns]
             if all(fixed):
                 self._sample_bytes = float(sum(fixed))
             else:
-                stats = [ws.stat() for ws in loader._sets]
+                stats = [ws.stat() for ws in loader._source.sets]
                 self._sample_bytes = sum(stat.payload_bytes for stat in stats) / max(1, sum(stat.samples for stat in stats))
         return self._sample_bytes
 
@@ -98,7 +98,7 @@ class Reporter:
             self._tell(loader, now, flags)
             if self._looks and loader._groups > 1 and not flags:
                 self._looks -= 1
-                threading.Thread(target=self._look, args=(loader._sets[0]._client.socket,), daemon=True, name="leat-look").start()
+                threading.Thread(target=self._look, args=(loader._source.sets[0]._client.socket,), daemon=True, name="leat-look").start()
         except Exception as error:  # whatever it is, training goes on
             _log.debug("no report: %s", error)
         return now + EVERY_S
@@ -111,7 +111,7 @@ class Reporter:
         recent = list(loader._recent)
         waited, consumed = sum(one[0] for one in recent[1:]), sum(one[1] for one in recent[1:])
         each = self._bytes_a_sample(loader)
-        self._told = loader._sets[0]._set.report(
+        self._told = loader._source.sets[0]._set.report(
             self._number, self._title, flags, _VERDICTS[_stats.judge(loader, recent)[0]], loader.rank, loader.world_size, loader._epoch,
             loader._delivered, self.length, loader.batch_size, loader.global_batch, int(samples), int(samples * each), rate, rate * each,
             waited / (waited + consumed) if waited + consumed else 0.0, self.order) or self._told

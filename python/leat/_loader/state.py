@@ -77,13 +77,13 @@ def of_loader(loader: Loader) -> dict[str, Any]:
     epoch, samples = loader._epoch, loader._delivered
     if loader._ended:
         epoch, samples = epoch + (not loader._chosen), 0
-    source: Any = loader._sampler if loader._sampler is not None else loader._batch_sampler
+    sampler = loader._given
     return {
         "version": STATE_VERSION, "kind": "leat.Loader", "seed": loader._seed, "epoch": epoch, "samples": samples,
         "global_batch": loader.global_batch, "length": len(loader.ws), "fingerprint": loader.ws.fingerprint,
         "shuffle": loader._shuffle, "skip_ranges": [list(one) for one in loader._skip],
-        "sampler": None if source is None else {"kind": type(source).__name__, "state": loader._state_of_sampler()},
-        "mixture": None if loader._mixture is None else loader._mixture.state, "runs": [list(run) for run in loader._runs],
+        "sampler": None if sampler is None else {"kind": type(sampler).__name__, "state": loader._state_of_sampler()},
+        "mixture": loader._source.state, "runs": [list(run) for run in loader._runs],
     }
 
 
@@ -96,10 +96,10 @@ def load(loader: Loader, state: Mapping[str, Any]) -> None:
     for name, mine in (("shuffle", loader._shuffle), ("skip_ranges", [list(one) for one in loader._skip])):
         if state[name] != mine:
             raise ValueError(f"this state is of a loader with {name}={state[name]!r}, this one has {mine!r}: the order is another")
-    source: Any = loader._sampler if loader._sampler is not None else loader._batch_sampler
-    if (state["sampler"] is None) != (source is None):
+    sampler = loader._given
+    if (state["sampler"] is None) != (sampler is None):
         raise ValueError("this state is of a loader " + ("without" if state["sampler"] is None else "with") + " a sampler")
-    if (state["mixture"] is None) != (loader._mixture is None):
+    if (state["mixture"] is None) != (loader._source.state is None):
         raise ValueError("this state is of " + ("one set" if state["mixture"] is None else "a mixture of sets"))
     if state["global_batch"] != loader.global_batch:
         _log.info("resuming with %d samples a step, the state was taken with %d", loader.global_batch, state["global_batch"])
@@ -110,8 +110,8 @@ def load(loader: Loader, state: Mapping[str, Any]) -> None:
         loader._work.seed = loader._seed
     loader._close_epoch(replaced=True)
     inner = (state["sampler"] or {}).get("state")
-    if inner is not None and hasattr(source, "load_state_dict"):
-        source.load_state_dict(copy.deepcopy(inner))
+    if inner is not None and hasattr(sampler, "load_state_dict"):
+        sampler.load_state_dict(copy.deepcopy(inner))
     loader._sampler_state = inner
     loader._epoch = state["epoch"]
     loader._start = loader._delivered = state["samples"]

@@ -62,9 +62,10 @@ def delivery(loader: Loader) -> dict[str, Any]:
     """How batches come to where they are: "host"; "pinned"; "bounce", through pinned memory to a GPU; "direct"; the bytes that came so, in
     the latter three; and the fields that stay in host memory all the same."""
     so_far = loader._delivery
-    if loader._prepares or loader._ring is None or loader._generation != _leat.generation():
+    ring = loader._source.ring
+    if loader._prepares or ring is None or loader._generation != _leat.generation():
         return {"delivery": so_far.kind, "delivered_bytes": so_far.bytes, "on_host": ", ".join(so_far.on_host)}
-    stat = loader._ring.stat()
+    stat = ring.stat()
     return {"delivery": stat["delivery"], "delivered_bytes": stat["bounced_bytes"] + stat["direct_bytes"] or so_far.bytes, "on_host": ""}
 
 

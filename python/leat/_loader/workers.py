@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -30,14 +30,12 @@ from .._decode.decode import DECODERS, SCALARS, Layout
 from .._decode.images import Stages, Transforms, split
 from .._sets.batch import Array, Batch, Ragged
 from .._sets.cuda import CudaArray
-from .._sets.fields import Column, renamed
+from .._sets.fields import Column
 from .._sets.plan import ID_MASK
 from .generators import States, leave, seed_for
 from .nested import Tree, bits, is_bfloat16, leaves, tree_of
 from .slots import Lease, Slots
-
-if TYPE_CHECKING:
-    from .._sets.set import WorkingSet
+from .source import Reader, Source
 
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 Failure = tuple[int, BaseException]  #: place in the batch, what happened
@@ -425,7 +423,7 @@ class Processes:
 
     reads, in_step = True, False
 
-    def __init__(self, work: Work, slots: Slots, workers: int, ws: WorkingSet, method: str | None) -> None:
+    def __init__(self, work: Work, slots: Slots, workers: int, source: Source, method: str | None) -> None:
         self.work, self.slots, self.workers = work, slots, max(1, workers)
         self.busy_s = self.read_s = 0.0
         from multiprocessing import connection, get_context  # some ms, for those alone who take processes
@@ -442,7 +440,7 @@ class Processes:
                 ours, theirs = context.Pipe()
                 process = context.Process(  # type: ignore[attr-defined]
                     target=_process_main, daemon=True, name=f"leat-prep-{number}",
-                    args=(theirs, ws, work, _Fd(slots.fd), slots.batch_size, slots.count, number))
+                    args=(theirs, source, work, _Fd(slots.fd), slots.batch_size, slots.count, number))
                 try:
                     process.start()
                 except (AttributeError, TypeError, pickle.PicklingError) as error:
@@ -609,7 +607,7 @@ def _made(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any
     return error
 
 
-def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: int, count: int, number: int) -> None:
+def _process_main(conn: Any, source: Source, work: Work, fd: _Fd, batch_size: int, count: int, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank decides what Ctrl-C means
     from multiprocessing import parent_process
 
@@ -625,7 +623,7 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
         import torch  # noqa: F401
     _one_thread_of_torch()
     work.draws = work.in_python  # whether they do draw: nothing else does here, and seeding is cheap
-    source = reader(ws, work.columns, batch_size, work.block)
+    reader = source.reader(batch_size, work.block)
     conn.send(None)
     while True:
         try:
@@ -641,12 +639,12 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
         failures: list[Failure] = []
         loose: Loose = {}
         try:
-            failures, loose, read = _read_and_run(work, source, lo, hi, ids, epoch, outs, at)
+            failures, loose, read = _read_and_run(work, reader, lo, hi, ids, epoch, outs, at)
         except Error:  # one by one, to see which
             read = time.perf_counter()
             for i in range(lo, hi):
                 try:
-                    failed, more, _ = _read_and_run(work, source, i, i + 1, ids, epoch, outs, at)
+                    failed, more, _ = _read_and_run(work, reader, i, i + 1, ids, epoch, outs, at)
                     failures += failed
                     for name, values in more.items():
                         loose.setdefault(name, {}).update(values)
@@ -661,13 +659,13 @@ def _process_main(conn: Any, ws: WorkingSet, work: Work, fd: _Fd, batch_size: in
             conn.send((job, [(i, portable(error)) for i in range(lo, hi)], {}, 0.0, 0.0))
 
 
-def _read_and_run(work: Work, source: Any, lo: int, hi: int, ids: Array, epoch: int, outs: dict[str, Array],
+def _read_and_run(work: Work, reader: Reader, lo: int, hi: int, ids: Array, epoch: int, outs: dict[str, Array],
                   at: Callable[[int], None]) -> tuple[list[Failure], Loose, float]:
     """As `_run_chunk`, of a worker process; and when the bytes were read. Where one of these samples is the first to import torch, whose generator was
     not there to be seeded, all are prepared again."""
     while True:
         had_torch = "torch" in sys.modules
-        batch = source.read(ids[lo:hi])
+        batch = reader.read(ids[lo:hi])
         read = time.perf_counter()
         failures, loose = _run_chunk(work, batch, lo, lo, hi, ids, epoch, outs, at)
         batch.release()
@@ -763,35 +761,3 @@ def _follow(sentinel: Any) -> None:
 
     connection.wait([sentinel])
     os._exit(1)
-
-
-def reader(ws: Any, columns: Sequence[Column], batch_size: int, block: int = 0) -> Any:
-    """A Reader, or what a mixture of sets has for one."""
-    return ws._reader(columns, batch_size) if hasattr(ws, "_reader") else Reader(ws, columns, batch_size, block)
-
-
-class Reader:
-    """Batches of some columns, read one at a time."""
-
-    def __init__(self, ws: WorkingSet, columns: Sequence[Column], batch_size: int, block: int = 0) -> None:
-        self._ws, self._columns, self._size = ws, tuple(columns), batch_size
-        self._block = block  # of the order of a streamed set: read in whole ones, which other batches find there
-        self._ring: Any = None
-        self.fields = renamed(columns)
-
-    def read(self, ids: Array) -> Batch:
-        ids = ids & np.uint64(ID_MASK)
-        if self._ring is None:
-            self._ring = self._ws._set.load(self._size, 4, [c.field.number for c in self._columns], 0, None, 0, 0)
-        if self._block:
-            steps = self._ring.plan(np.ascontiguousarray(ids, np.uint64), None, 1, self._block)
-            holder = steps.next(self._ws._timeout_ns)
-            steps.close()
-        else:
-            holder = self._ring.read_batch(ids, self._ws._timeout_ns, len(self._ws))
-        return Batch(holder, self.fields, self._ws)
-
-    def close(self) -> None:
-        if self._ring is not None:
-            self._ring.close()
-            self._ring = None

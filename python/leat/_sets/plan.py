@@ -217,6 +217,11 @@ def steps(length: int, start: int, global_batch: int, drop_last: bool) -> int:
     return left // global_batch if drop_last else -(-left // global_batch)
 
 
+def given_at_once(global_batch: int) -> int:
+    """Steps whose samples are given to the library at once."""
+    return max(FEW, HEAD // global_batch)
+
+
 def take(batches: Iterator[Ids], least: int = 0) -> list[Ids]:
     """The next batches: `FEW` and more, until they have `HEAD` numbers; at least so many, if there are.
 

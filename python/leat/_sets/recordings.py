@@ -32,7 +32,6 @@ from .. import _leat
 from .._base.errors import Invalid, Unsupported
 from .batch import Array, Ragged
 from .fields import Column, Field
-from .plan import ID_MASK
 from .recording_batches import WindowRing
 from .set import FieldValue, Sample, View, WorkingSet
 
@@ -316,9 +315,6 @@ class RecordingWindows(WorkingSet):
         """A list of windows."""
         return [self[i] for i in ids]
 
-    def _reader(self, columns: Sequence[Column], batch_size: int) -> _Reader:
-        return _Reader(self, columns)
-
     def _auto_block(self) -> int:
         block = self.recordings._auto_block()
         return block and max(1, block * len(self) // len(self.recordings))
@@ -333,17 +329,6 @@ class RecordingWindows(WorkingSet):
 
     def __repr__(self) -> str:
         return f"<leat.RecordingWindows: {self._length} of {self.window} rows, each {self.stride}, over {self.recordings!r}>"
-
-
-class _Reader:
-    def __init__(self, ws: RecordingWindows, columns: Sequence[Column]) -> None:
-        self._ws, self._columns = ws, columns
-
-    def read(self, ids: Array) -> RawWindows:
-        return RawWindows(self._ws, self._columns, ids & np.uint64(ID_MASK))
-
-    def close(self) -> None:
-        pass
 
 
 class RawWindows:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures that have windows over recordings among their sets: a raw batch whose values are read when they are asked for, sample by sample, by who prepares
-them. Beside `mixture.MixedRaw`, which puts whole columns together out of slots: a window that cannot be read fails alone here.
+"""Raw batches out of several sets. `MixedRaw` puts whole columns together out of slots. Where windows over recordings are among the sets,
+`LazyMixed` reads a value when it is asked for, by the worker that prepares its sample: a window that cannot be read fails alone.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union
 
@@ -12,29 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .._sets.batch import Array, Batch, Ragged
-from .._sets.recordings import RawWindows, RecordingWindows
+from .._sets.recordings import RawWindows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from .._sets.fields import Column
-
 Part = Union[Batch, RawWindows]
-
-
-class Steps:
-    """What an iterator of a ring is to other sets: the parts of some steps, one after another. Nothing is read ahead: windows are
-    read by the workers."""
-
-    def __init__(self, ws: RecordingWindows, columns: Sequence[Column], steps: Sequence[Array]) -> None:
-        self._ws, self._columns = ws, columns
-        self._left = iter(steps)
-
-    def next(self) -> RawWindows:
-        return RawWindows(self._ws, self._columns, next(self._left))
-
-    def close(self) -> None:
-        pass
 
 
 class Parts:
@@ -62,6 +46,49 @@ class Parts:
 
     def __exit__(self, *exc: object) -> None:
         self.release()
+
+
+class MixedRaw(Parts):
+    """A raw batch out of several sets, for those who work on raw batches: columns are put together when they are asked for."""
+
+    def __init__(self, ids: Array, parts: Sequence[tuple[Array, Batch]]) -> None:
+        super().__init__(ids, parts)
+        self._columns: dict[str, Array | Ragged] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, name: str) -> Array | Ragged:
+        with self._lock:  # several workers share a batch
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = self._join(name)
+            return column
+
+    def _join(self, name: str) -> Array | Ragged:
+        parts: list[tuple[Array, Any]] = [(places, batch[name]) for places, batch in self._parts]
+        if not any(isinstance(values, Ragged) for _, values in parts):
+            out = np.empty((len(self.ids), *parts[0][1].shape[1:]), parts[0][1].dtype)
+            for places, values in parts:
+                out[places] = values
+            return out
+        rows: list[Any] = [None] * len(self.ids)
+        for places, values in parts:
+            for i, place in enumerate(places.tolist()):
+                rows[place] = values[i].reshape(-1)
+        offsets = np.zeros(len(rows) + 1, np.uint64)
+        np.cumsum([len(row) for row in rows], out=offsets[1:])
+        return Ragged(np.concatenate(rows), offsets)
+
+    def move(self, name: str, base: int, lo: int, hi: int, out: Array) -> None:
+        """Rows [lo, hi) of a column of one shape to out[lo:hi], without a stop on the way."""
+        for places, batch in self._parts:
+            first, end = np.searchsorted(places, (lo - base, hi - base))
+            values = batch[name]
+            assert isinstance(values, np.ndarray)
+            out[places[first:end] + base] = values[first:end]
+
+    def release(self) -> None:
+        self._columns = {}
+        super().release()
 
 
 class LazyMixed(Parts):
@@ -107,3 +134,9 @@ class _RaggedColumn(Ragged):
 
     def __getitem__(self, i: Any) -> Any:
         return self._of[i]
+
+
+def mixed(ids: Array, parts: Sequence[tuple[Array, Any]]) -> MixedRaw | LazyMixed:
+    """A raw batch out of (places in the batch, the samples that stand there) of several sets."""
+    lazy = any(isinstance(batch, RawWindows) for _, batch in parts)
+    return LazyMixed(ids, parts) if lazy else MixedRaw(ids, parts)
