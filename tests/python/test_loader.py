@@ -414,7 +414,7 @@ def test_samples_that_cannot_be_read(numbers, monkeypatch, transform):
             self.close = self.inner.close
 
         def next(self, timeout_ns):
-            if corrupt & set(self.epoch._ids(self.step).tolist()):
+            if corrupt & set(self.epoch._steps.ids(self.step).tolist()):
                 raise leat.Corrupt("checksum")
             holder = self.inner.next(timeout_ns)
             self.step += 1

@@ -22,7 +22,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import _leat
 from .._base.errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go
@@ -52,8 +51,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
 
     def __init__(self, loader: Loader, start: int) -> None:
         self._loader, self._source, self._first = loader, loader._source, start
-        self._plan, self._cut = loader._plan()
-        self._global = loader.global_batch
+        self._steps = loader._steps(start)
         self._epoch = loader._epoch  # the loader's is that of the next pass, once somebody sets it
         self._iter: RawIter | None = None
         self._closed = self._finished = False
@@ -65,87 +63,36 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         self._lags = 0  # of the ring, when it was looked at last
         self._jobs: collections.deque[tuple[workers.Job, int]] = collections.deque()
         self._met: BaseException | None = None  # by work ahead: raised when it is that step's turn
-        self._cut_start = 0
-        if self._cut is not None:
-            found = self._cut.step_behind(start)
-            if found is None:
-                raise ValueError(f"this state stands behind {start} samples, where no batch of the batch_sampler ends: go on with the "
-                                 "batches that it was taken with")
-            self._cut_start = found
         self._window = self._window_end = 0  # steps that the iterator was opened with, and the one behind them
-        # Steps that the library counts as we do, with no padding on this rank.
-        left = self._plan.length - start - loader._group * loader.batch_size - loader.batch_size
-        self._whole = left // self._global + 1 if left >= 0 and self._cut is None and self._plan.plain else 0
-        if not start and self._plan.length and self._cut is None and not self._has(0):
-            _log.warning("no batches: an epoch of %d samples has not one step of %d; drop_last=False fills it up", self._plan.length, self._global)
-        loader._reporter.begin(self._plan, 0 if self._length == plan.ENDLESS else self._length)
-
-    # --- what stands in a step ---
-
-    def _steps(self, step: int) -> int:
-        """How many there are; or more than `step`, if there are so many."""
-        if self._cut is not None:
-            return self._cut.steps(self._cut_start + step) - self._cut_start
-        self._plan.reach(self._first + (step + 1) * self._global)
-        return plan.steps(self._plan.length, self._first, self._global, self._loader.drop_last)
-
-    @property
-    def _length(self) -> int:
-        """Samples of all ranks, or ENDLESS."""
-        return self._plan.length if self._cut is None else self._cut.length
+        length = self._steps.plan.length
+        if not start and length and not self._has(0):
+            _log.warning("no batches: an epoch of %d samples has not one step of %d; drop_last=False fills it up", length, loader.global_batch)
+        loader._reporter.begin(self._steps)
 
     def _has(self, step: int) -> bool:
-        return step < self._steps(step)
-
-    def _span(self, step: int) -> tuple[int, int]:
-        """(position of this rank's first sample, samples), of steps that are not cut."""
-        return self._first + step * self._global + self._loader._group * self._loader.batch_size, self._loader.batch_size
-
-    def _position(self, step: int) -> int:
-        """Of this rank's first sample, among those of all ranks."""
-        if self._cut is None:
-            return self._span(step)[0]
-        s = step + self._cut_start
-        return self._cut.end(s - 1) + self._loader._group * self._cut.size(s)
-
-    def _ids(self, step: int) -> Array:
-        return self._plan.ids(*self._span(step)) if self._cut is None else self._cut.ids(step + self._cut_start)
+        return step < self._steps.count(step)
 
     def _tags(self, step: int, count: int) -> Array:
         """What stands above the numbers of samples that workers prepare: a sample that a sampler draws twice in an epoch is to get other random numbers
         the second time. 20 bits that follow from the position in the epoch alone; none in an order of our own, which has its samples once."""
         if self._loader._given is None:
             return np.zeros(count, np.uint64)
-        first = self._position(step)
+        first = self._steps.position(step)
         return hashes(0, np.arange(first, first + count)) >> np.uint64(ID_BITS) << np.uint64(ID_BITS)
-
-    def _valid(self, step: int) -> npt.NDArray[np.bool_]:
-        if self._cut is not None:
-            return self._cut.valid(step + self._cut_start)
-        first, n = self._span(step)
-        if first + n <= self._plan.length:
-            return self._loader._all_valid
-        return np.arange(first, first + n) < self._plan.length
-
-    def _end(self, step: int) -> int:
-        """Samples of all ranks behind this step."""
-        if self._cut is not None:
-            return self._cut.end(step + self._cut_start)
-        return min(self._first + (step + 1) * self._global, self._plan.length)
 
     # --- raw batches ---
 
     def _open(self, step: int) -> RawIter:
         loader, source = self._loader, self._source
-        whole = source.iterate(self._plan, loader._seed, self._epoch, loader._block, 0, loader._group, loader._groups,
-                               self._first + step * self._global, 0 if loader.drop_last else 2, loader.prefetch)
+        whole = source.iterate(self._steps.plan, loader._seed, self._epoch, loader._block, 0, loader._group, loader._groups,
+                               self._first + step * loader.global_batch, 0 if loader.drop_last else 2, loader.prefetch)
         if whole is not None:
             self._window_end = _ENDLESS
             return whole
-        self._window = source.ahead(self._window, self._global)
+        self._window = source.ahead(self._window, loader.global_batch)
         most = step + self._window
-        self._window_end = min(most, self._steps(most - 1))
-        return source.open([self._ids(s) for s in range(step, self._window_end)], loader.prefetch, loader._block)
+        self._window_end = min(most, self._steps.count(most - 1))
+        return source.open([self._steps.ids(s) for s in range(step, self._window_end)], loader.prefetch, loader._block)
 
     def _end_iter(self) -> None:
         if self._iter is not None:
@@ -171,22 +118,22 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             return batch
         if loader._memory[0] == device.PINNED:
             loader._delivery.bytes += batch.nbytes
-        if step >= self._whole:
+        if step >= self._steps.whole:
             return self._dress(batch, step)
-        batch._valid = loader._all_valid
+        batch._valid = self._steps.all_valid
         if loader._memory[0] == device.HOST and isinstance(self._iter, _leat.Iter):
-            self.arm(self._iter, LoadedBatch, source.named, loader.ws, loader._all_valid, dense_arrays(source.named, loader.batch_size),
-                     self._whole - step - 1, loader._timeout_ns)
+            self.arm(self._iter, LoadedBatch, source.named, loader.ws, self._steps.all_valid, dense_arrays(source.named, loader.batch_size),
+                     self._steps.whole - step - 1, loader._timeout_ns)
         return batch
 
     def _dress(self, batch: LoadedBatch, step: int) -> LoadedBatch:
-        batch._valid = self._valid(step)
-        batch.position = self._position(step)
+        batch._valid = self._steps.valid(step)
+        batch.position = self._steps.position(step)
         return batch
 
     def _mend(self, step: int, error: BaseException) -> Any:
         """A batch with a sample that cannot be read: which, and what stands in for it."""
-        ids = self._ids(step).copy()
+        ids = self._steps.ids(step).copy()
         source = self._source
         found = False
         for i in range(len(ids)):
@@ -208,24 +155,24 @@ class Epoch(_leat.FastIter, Iterator[Any]):
 
     def _substitute(self, step: int, i: int, attempt: int) -> int:
         """The attempt-th stand-in of a place: another position of the epoch, the same on any number of ranks."""
-        n = self._plan.stand_ins
-        here = self._position(step) + i
+        n = self._steps.plan.stand_ins
+        here = self._steps.position(step) + i
         stride = (self._loader._seed * 0x9E3779B97F4A7C15 + n // 3) % n | 1
         while math.gcd(stride, n) != 1:
             stride += 2
-        return self._plan.at((here + attempt * stride) % n)
+        return self._steps.plan.at((here + attempt * stride) % n)
 
     def _ceiling(self, step: int) -> int:
         """Bad samples that are replaced: of an epoch without end, in proportion to what came so far."""
-        loader, length = self._loader, self._length
+        loader, length = self._loader, self._steps.length
         if loader._max_errors is not None:
             return loader._max_errors
-        return max(10, -(-(self._end(step) if length == plan.ENDLESS else length) // loader._groups) // 100)
+        return max(10, -(-(self._steps.end(step) if length == plan.ENDLESS else length) // loader._groups) // 100)
 
     def _bad(self, step: int, i: int, index: int, cause: BaseException) -> None:
         """Raises, or counts what will be replaced."""
         loader = self._loader
-        error = self._source.bad_sample(index, self._position(step) + i, cause)
+        error = self._source.bad_sample(index, self._steps.position(step) + i, cause)
         if loader._on_error == "raise" or isinstance(cause, SystemExit):
             raise error from cause
         let_go(cause)
@@ -257,9 +204,9 @@ class Epoch(_leat.FastIter, Iterator[Any]):
     def _learn(self, work: workers.Work) -> None:
         """What a prepared sample looks like, out of the first good one."""
         work.strict = self._loader._collate is None
-        n = self._plan.length
+        n = self._steps.plan.length
         for attempt in range(16):
-            index = self._plan.at((self._first + attempt) % n)
+            index = self._steps.plan.at((self._first + attempt) % n)
             try:
                 work.learn(self._one(index))
                 return
@@ -322,7 +269,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             return False
         step = self._asked
         if engine.reads:
-            ids = self._ids(step)
+            ids = self._steps.ids(step)
             job = workers.Job(step, lease, ids | self._tags(step, len(ids)), self._epoch, None)
         else:
             start = perf_counter()
@@ -399,7 +346,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         ids, tags = job.ids, self._tags(step, len(job.ids))
         for i, cause in sorted(job.failures, key=lambda failure: failure[0]):
             for attempt in itertools.count(1):
-                if isinstance(cause, NOT_OF_A_SAMPLE) or attempt > self._plan.stand_ins:
+                if isinstance(cause, NOT_OF_A_SAMPLE) or attempt > self._steps.plan.stand_ins:
                     raise cause
                 self._bad(step, i, int(ids[i]), cause)
                 ids[i] = self._substitute(step, i, attempt) | int(tags[i])
@@ -424,8 +371,8 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         if loader._collate is None:
             nested = {name: build(tree, values.__getitem__) for name, tree in loader._work.trees.items()}
             ids = job.ids if loader._given is None else job.ids & np.uint64(ID_MASK)
-            return self._source.batch_type(loader.ws, nested, job.lease, ids, self._valid(step).copy(), self._position(step), loader._work.bfloat16)
-        return self._collated([self._sample(job.loose, values, i) for i in np.flatnonzero(self._valid(step)).tolist()])
+            return self._source.batch_type(loader.ws, nested, job.lease, ids, self._steps.valid(step).copy(), self._steps.position(step), loader._work.bfloat16)
+        return self._collated([self._sample(job.loose, values, i) for i in np.flatnonzero(self._steps.valid(step)).tolist()])
 
     def _sample(self, loose: workers.Loose, values: dict[str, Any], i: int) -> Any:
         """What the transform returned, for a collate_fn."""
@@ -475,7 +422,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         loader = self._loader
         self._done += steps
         if loader._epoch == self._epoch:
-            loader._delivered = self._end(self._done - 1)
+            loader._delivered = self._steps.end(self._done - 1)
             loader._ended = False
             try:
                 loader._ended = not self._has(self._done)
@@ -530,7 +477,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
                 self.close()
             raise
         stats["batches"] += 1
-        stats["samples"] += loader.batch_size if self._cut is None else self._cut.size(step + self._cut_start)
+        stats["samples"] += self._steps.size(step)
         self._handed_out(1)
         self.returned_at = back = perf_counter()
         waited = back - now

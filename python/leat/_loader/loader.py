@@ -247,16 +247,28 @@ class Loader(Iterable[Any]):
     def _load_ring(self) -> None:
         where = (_device.HOST, 0) if self._prepares else self._memory
         slots = self.prefetch + _device.spare(where[0])
-        self._all_valid = np.ones(self.batch_size, bool)
-        self._all_valid.flags.writeable = False
         self._source.load(self.batch_size, slots, where, self._device_copy)
         self._generation = _leat.generation()
 
-    def _plan(self) -> tuple[plan.Plan, plan.Cut | None]:
-        """The plan of the epoch, and the batches of a batch sampler."""
-        source = self._given
+    def _steps(self, start: int) -> plan.Steps:
+        """Those of the epoch, from a position on."""
+        if self._batch_sampler is not None:
+            return self._cut(start)
+        return plan.Steps(self._plan(), start, self.batch_size, self._group, self._groups, self.drop_last)
+
+    def _plan(self) -> Plan:
+        source = self._sampler
         if source is None:
-            return self._source.plan(self._seed, self._epoch, self._block, self._skip), None
+            return self._source.plan(self._seed, self._epoch, self._block, self._skip)
+        told = self._begin_sampler(source)
+        if isinstance(source, WeightedSampler):
+            source._check(len(self.ws))
+            epoch = self._epoch
+            return plan.Drawn(lambda places: source._at(places, epoch), len(source), self._skip)
+        return self._plan_of_sampler(source, max(plan.HEAD, self.global_batch, told))
+
+    def _begin_sampler(self, source: Any) -> int:
+        """For the epoch. How many numbers, or batches, it says that it has; 0: it does not say."""
         inner: Any = source if hasattr(source, "set_epoch") else getattr(source, "sampler", None)  # of torch's BatchSampler
         if hasattr(inner, "set_epoch"):
             inner.set_epoch(self._epoch)
@@ -264,13 +276,12 @@ class Loader(Iterable[Any]):
             self._sampler_state = self._state_of_sampler()
         elif hasattr(source, "load_state_dict"):  # the epoch was begun before, and begins anew
             source.load_state_dict(copy.deepcopy(self._sampler_state))
-        if isinstance(source, WeightedSampler):
-            source._check(len(self.ws))
-            epoch = self._epoch
-            return plan.Drawn(lambda places: source._at(places, epoch), len(source), self._skip), None
-        told = len(source) if isinstance(source, Sized) else 0
-        if self._sampler is not None:
-            return self._plan_of_sampler(source, max(plan.HEAD, self.global_batch, told)), None
+        return len(source) if isinstance(source, Sized) else 0
+
+    def _cut(self, start: int) -> plan.Cut:
+        """The steps of a batch sampler."""
+        source: Any = self._batch_sampler
+        told = self._begin_sampler(source)
         drawn = (self._numbers("batch_sampler", batch) for batch in source)
         batches = plan.take(drawn, told)
         _refuse_used_up("batch_sampler", source, len(batches))
@@ -280,11 +291,8 @@ class Loader(Iterable[Any]):
             self.batch_size = most
             self._close_engine()
             self._load_ring()
-        whole = np.concatenate(batches) if batches else np.empty(0, np.uint64)
         keep = plan.given_at_once(self.global_batch) + self.prefetch + 4  # and those behind them
-        cut = plan.Cut(batches, itertools.chain(more, drawn), self._group, self._groups, self.batch_size, keep)
-        cut.ended = not more
-        return plan.Plan.of_ids(whole), cut
+        return plan.Cut(batches, itertools.chain(more, drawn), start, self._group, self._groups, self.batch_size, keep, not more)
 
     def _plan_of_sampler(self, source: Any, head: int) -> Plan:
         numbers = plan.left(iter(source), self._skip)

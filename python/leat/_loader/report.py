@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 from .._base.arguments import bare_name
 from .._base.clients import NO_START
 from .._leat import Client
+from .._sets.plan import ENDLESS, Steps
 from . import stats as _stats
 
 if TYPE_CHECKING:
     from .loader import Loader
-    from .._sets.plan import Plan
 
 _log = logging.getLogger("leat")
 
@@ -43,17 +43,17 @@ class Reporter:
         self._number = next(_numbers)  # loaders are made in the same order on all ranks
         self._marks: collections.deque[tuple[float, float]] = collections.deque(maxlen=_MARKS)
         self._told = False
-        self.length = 0  #: samples of the epoch that was begun last
+        self.length = 0  #: samples of the epoch that was begun last; 0: not known
         self.order = 0  #: a digest of its first ones, which is to be the same on all ranks
         self._looks = 0  # how often the daemon is still to be asked in this epoch whether it is
         sets = loader._source.sets
         self._title = None if len(sets) == 1 else "mixture of " + ", ".join(bare_name(ws.uri) for ws in sets)
         self._sample_bytes: float | None = None
 
-    def begin(self, plan: Plan, length: int) -> None:
-        """An epoch of so many samples; 0: not known."""
-        self.length = length
-        first = plan.ids(0, min(_COMPARED, plan.stand_ins))
+    def begin(self, steps: Steps) -> None:
+        """A pass over an epoch."""
+        self.length = 0 if steps.length == ENDLESS else steps.length
+        first = steps.plan.ids(0, min(_COMPARED, steps.plan.stand_ins))
         self.order = 1 + int.from_bytes(hashlib.blake2b(first.tobytes(), digest_size=7).digest(), "little")
         self._looks = _LOOKS
 

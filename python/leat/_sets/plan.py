@@ -239,16 +239,63 @@ def take(batches: Iterator[Ids], least: int = 0) -> list[Ids]:
     return taken
 
 
-class Cut:
-    """The slices that one rank takes of a batch sampler's global batches. Of one that has not ended, those of the last `keep` batches and of those
-    that were drawn since."""
+class Steps:
+    """The steps of a pass over a plan, from position `first` on: the slices of one rank, all of `batch` samples."""
 
-    def __init__(self, batches: Iterable[Sequence[int] | Ids], more: Iterator[Ids], rank: int, world_size: int, most: int, keep: int) -> None:
+    def __init__(self, plan: Plan, first: int, batch: int, rank: int, world_size: int, drop_last: bool) -> None:
+        self.plan, self._first, self._batch, self._rank, self._drop_last = plan, first, batch, rank, drop_last
+        self._global = batch * world_size
+        self.all_valid = np.ones(batch, bool)
+        self.all_valid.flags.writeable = False
+        left = plan.length - first - rank * batch - batch
+        #: Steps that the library counts as we do, with no padding on this rank.
+        self.whole = left // self._global + 1 if left >= 0 and plan.plain else 0
+
+    @property
+    def length(self) -> int:
+        """Samples of all ranks in the epoch, or ENDLESS."""
+        return self.plan.length
+
+    def count(self, step: int) -> int:
+        """How many there are; or more than `step`, if there are so many."""
+        self.plan.reach(self._first + (step + 1) * self._global)
+        return steps(self.plan.length, self._first, self._global, self._drop_last)
+
+    def position(self, step: int) -> int:
+        """Of this rank's first sample, among those of all ranks."""
+        return self._first + step * self._global + self._rank * self._batch
+
+    def ids(self, step: int) -> Ids:
+        return self.plan.ids(self.position(step), self._batch)
+
+    def valid(self, step: int) -> npt.NDArray[np.bool_]:
+        """False where a sample is padding."""
+        first = self.position(step)
+        return self.all_valid if first + self._batch <= self.plan.length else np.arange(first, first + self._batch) < self.plan.length
+
+    def size(self, step: int) -> int:
+        """Samples of this rank."""
+        return self._batch
+
+    def end(self, step: int) -> int:
+        """Samples of all ranks behind this step."""
+        return min(self._first + (step + 1) * self._global, self.plan.length)
+
+
+class Cut(Steps):
+    """The same of a batch sampler's global batches, from the one behind `start` samples on. Of a sampler that has not ended, the slices of the last
+    `keep` batches, and of those that were drawn since."""
+
+    def __init__(self, batches: Sequence[Ids], more: Iterator[Ids], start: int, rank: int, world_size: int, most: int, keep: int,
+                 ended: bool) -> None:
+        super().__init__(Plan.of_ids(np.concatenate(batches) if batches else ()), start, most, rank, world_size, False)
+        self.whole = 0
         self._ids, self._ends, self._valid, self._whole = cut(batches, rank, world_size)
-        self._more, self._rank, self._world, self._most, self._keep = more, rank, world_size, most, keep
-        self.ended = False  #: nothing is to be drawn any more
+        self._more, self._world, self._most, self._keep = more, world_size, most, keep
+        self.ended = ended  #: nothing is to be drawn any more
         self._failed = ""
-        self._step = self._first = self._before = 0  # before those that are kept: steps, samples of this rank, of all
+        self._step = self._gone = self._before = 0  # before those that are kept: steps, samples of this rank, of all
+        self._begin = self._step_behind(start)
 
     @_lasting
     def _draw(self) -> bool:
@@ -266,30 +313,35 @@ class Cut:
             first, before = int(self._ends[gone - 1]), int(self._whole[gone - 1])
             self._ids, self._valid = self._ids[first:], self._valid[first:]
             self._ends, self._whole = self._ends[gone:] - np.uint64(first), self._whole[gone:] - np.uint64(before)
-            self._step, self._first, self._before = self._step + gone, self._first + first, self._before + before
+            self._step, self._first, self._before = self._step + gone, self._gone + first, self._before + before
         self._ends = np.concatenate([self._ends, ends + np.uint64(len(self._ids))])
         self._whole = np.concatenate([self._whole, whole + np.uint64(self._whole[-1] if len(self._whole) else 0)])
         self._ids, self._valid = np.concatenate([self._ids, ids]), np.concatenate([self._valid, valid])
         return True
 
-    def steps(self, step: int) -> int:
-        """How many there are; or more than `step`, if there are so many."""
-        while step >= self._step + len(self._ends) and self._draw():
+    def count(self, step: int) -> int:
+        while step + self._begin >= self._step + len(self._ends) and self._draw():
             pass
-        return self._step + len(self._ends)
+        return self._step + len(self._ends) - self._begin
 
-    def step_behind(self, start: int) -> int | None:
-        """The first step behind `start` samples of all ranks. None: no batch ends there."""
+    def _step_behind(self, start: int) -> int:
+        """The first step behind `start` samples of all ranks."""
         if not start:
             return 0
         while not len(self._whole) or start > self._before + int(self._whole[-1]):
             if not self._draw():
-                return None
+                break
         found = int(np.searchsorted(self._whole, start - self._before))
-        return self._step + found + 1 if int(self._whole[found]) == start - self._before else None
+        if found == len(self._whole) or int(self._whole[found]) != start - self._before:
+            raise ValueError(f"this state stands behind {start} samples, where no batch of the batch_sampler ends: go on with the "
+                             "batches that it was taken with")
+        return self._step + found + 1
+
+    def position(self, step: int) -> int:
+        return self.end(step - 1) + self._rank * self.size(step)
 
     def _span(self, step: int) -> tuple[int, int]:
-        k = step - self._step
+        k = step + self._begin - self._step
         return int(self._ends[k - 1]) if k else 0, int(self._ends[k])
 
     def ids(self, step: int) -> Ids:
@@ -299,18 +351,15 @@ class Cut:
         return self._valid[slice(*self._span(step))]
 
     def size(self, step: int) -> int:
-        """Samples of this rank."""
         first, end = self._span(step)
         return end - first
 
     def end(self, step: int) -> int:
-        """Samples of all ranks behind this step."""
-        k = step - self._step
+        k = step + self._begin - self._step
         return self._before + (int(self._whole[k]) if k >= 0 else 0)
 
     @property
     def length(self) -> int:
-        """Samples of all ranks, or ENDLESS."""
         return ENDLESS if not self.ended else self._before + (int(self._whole[-1]) if len(self._whole) else 0)
 
 
