@@ -12,6 +12,7 @@
 
 #include "http/client/testing.h"
 #include "base/crc32c.h"
+#include "base/histogram.h"
 #include "base/testing.h"
 #include "base/budget.h"
 #include "loop/loop.h"
