@@ -18,6 +18,7 @@
 #include "pool/source/dataset_remote.h"
 #include "pool/set/wset.h"
 #include "wire/address.h"
+#include "pool/work.h"
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
@@ -29,6 +30,7 @@
 
 /* One scan (or look at the cache), and everybody who waits for it. */
 struct opening {
+    struct work work; /* the index thread */
     struct list node;
     struct pool *pool;
     char *spec; /* canonical */
@@ -324,9 +326,9 @@ static void opening_go_on(struct loop_timer *timer)
         opening_serve(o);
 }
 
-static void opening_done(void *arg)
+static void opening_done(struct work *work)
 {
-    struct opening *o = arg;
+    struct opening *o = container_of(work, struct opening, work);
     struct pool *pool = o->pool;
     pool->indexing--;
     if (atomic_load(&pool->stopping))
@@ -428,9 +430,9 @@ void pool_count_remote(struct pool *pool, struct access *access, const struct ba
     atomic_fetch_add(&pool->remote_bytes, stats.bytes_in);
 }
 
-static void *index_main(void *arg)
+static void index_run(struct work *work)
 {
-    struct opening *o = arg;
+    struct opening *o = container_of(work, struct opening, work);
     struct pool *pool = o->pool;
     struct dataset_opener opener = source_dataset_opener(&o->binding);
     struct dataset_progress progress = {progress_report, o};
@@ -445,10 +447,6 @@ static void *index_main(void *arg)
     backend_free(backend);
     if (o->err.code == 0)
         o->err.code = index_keep(o, &o->err);
-    while (loop_post(pool->loop, opening_done, o) < 0)
-        usleep(10000); /* out of memory: the requesters are still there, and so are we */
-    atomic_fetch_sub(&pool->threads, 1);
-    return NULL;
 }
 
 static unsigned indexing_of(const struct pool *pool, uint32_t uid)
@@ -472,17 +470,11 @@ static void openings_start(struct pool *pool)
             continue;
         o->running = true;
         pool->indexing++;
-        pthread_attr_t attr;
-        pthread_attr_init(&attr);
-        pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-        pthread_t thread;
-        atomic_fetch_add(&pool->threads, 1);
-        int rc = -pthread_create(&thread, &attr, index_main, o);
-        pthread_attr_destroy(&attr);
+        o->work = (struct work){.run = index_run, .done = opening_done};
+        int rc = work_start_now(pool, &o->work);
         if (rc < 0) {
-            atomic_fetch_sub(&pool->threads, 1);
             o->err.code = error_sys(&o->err, rc, "cannot start an index thread");
-            opening_done(o);
+            opening_done(&o->work);
             return;
         }
     }

@@ -22,6 +22,7 @@
 #include "pool/pool_internal.h"
 #include "pool/region/prefault.h"
 #include "pool/region/region.h"
+#include "pool/work.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -50,6 +51,7 @@ struct entry {
 };
 
 struct pool_scan {
+    struct work work; /* its thread */
     struct list node; /* pool.scans */
     struct pool *pool;
     uint32_t uid;
@@ -255,11 +257,9 @@ static int scan_run(struct pool_scan *s, struct backend *b)
     return rc;
 }
 
-static void over_on_loop(void *arg);
-
-static void *scan_main(void *arg)
+static void scan_work(struct work *work)
 {
-    struct pool_scan *s = arg;
+    struct pool_scan *s = container_of(work, struct pool_scan, work);
     struct pool *pool = s->pool;
     struct backend *b = NULL;
     int rc = access_backend(s->access, pool->config.s3.connections, &s->cancelled, &b, &s->err);
@@ -280,10 +280,6 @@ static void *scan_main(void *arg)
     s->ended = true;
     s->rc = rc;
     pthread_mutex_unlock(&s->lock);
-    while (loop_post(pool->loop, over_on_loop, s) < 0)
-        usleep(10000); /* out of memory: somebody waits */
-    atomic_fetch_sub(&pool->threads, 1);
-    return NULL;
 }
 
 /* --- loop: its life ------------------------------------------------------------------------------------------------------------- */
@@ -312,9 +308,9 @@ static void scan_free(struct pool_scan *s)
     free(s);
 }
 
-static void over_on_loop(void *arg)
+static void scan_over(struct work *work)
 {
-    struct pool_scan *s = arg;
+    struct pool_scan *s = container_of(work, struct pool_scan, work);
     s->over = true;
     if (!s->user)
         scan_free(s);
@@ -398,19 +394,6 @@ static int window_make(struct pool_scan *s, uint64_t most, struct leat_error *er
     return rc;
 }
 
-static int thread_start(struct pool_scan *s, struct leat_error *err)
-{
-    pthread_t thread;
-    atomic_fetch_add(&s->pool->threads, 1);
-    int rc = -pthread_create(&thread, NULL, scan_main, s);
-    if (rc < 0) {
-        atomic_fetch_sub(&s->pool->threads, 1);
-        return error_sys(err, rc, "cannot start a thread for a scan");
-    }
-    pthread_detach(thread);
-    return 0;
-}
-
 int pool_scan_new(struct pool *pool, const struct pool_scan_spec *spec, struct pool_scan **ret_scan,
                   struct leat_error *err)
 {
@@ -432,8 +415,9 @@ int pool_scan_new(struct pool *pool, const struct pool_scan_spec *spec, struct p
     rc = names_make(s, spec->uri, spec->after, err);
     if (rc == 0)
         rc = window_make(s, spec->window_bytes, err);
-    if (rc == 0)
-        rc = thread_start(s, err);
+    s->work = (struct work){.run = scan_work, .done = scan_over};
+    if (rc == 0 && (rc = work_start_now(pool, &s->work)) < 0)
+        error_sys(err, rc, "cannot start a thread for a scan");
     if (rc < 0) {
         scan_free(s);
         return rc;

@@ -11,6 +11,7 @@
 #include "loop/loop.h"
 #include "pool/pool.h"
 #include "pool/set/wset.h"
+#include "pool/work.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -23,6 +24,7 @@
 #define VERIFIES_MAX 4u /* in all */
 
 struct verify {
+    struct work work;
     struct pool *pool;
     struct wset *ws;
     bool source;
@@ -241,9 +243,9 @@ static void report(struct verify *v, uint64_t done)
     }
 }
 
-static void done_on_loop(void *arg)
+static void verify_done(struct work *work)
 {
-    struct verify *v = arg;
+    struct verify *v = container_of(work, struct verify, work);
     v->pool->verifying--;
     v->done(v->user, &v->result);
     pthread_mutex_destroy(&v->lock);
@@ -253,10 +255,9 @@ static void done_on_loop(void *arg)
     free(v);
 }
 
-static void *verify_main(void *arg)
+static void verify_run(struct work *work)
 {
-    struct verify *v = arg;
-    struct pool *pool = v->pool;
+    struct verify *v = container_of(work, struct verify, work);
     const struct index_header *h = v->ws->index.header;
     struct index_part part;
     for (uint64_t i = 0; i < h->nsamples && !given_up(v); i++) {
@@ -281,7 +282,7 @@ static void *verify_main(void *arg)
                  "; in all %" PRIu64 " failed to load, %" PRIu64 " are lost, %" PRIu64
                  " differ from their checksum",
                  v->failed, v->lost, v->differ);
-    if (atomic_load(&pool->stopping)) {
+    if (atomic_load(&v->pool->stopping)) {
         v->result.status = -ECANCELED;
         snprintf(v->result.first_bad, sizeof(v->result.first_bad), "the daemon ended while it verified");
     }
@@ -290,10 +291,6 @@ static void *verify_main(void *arg)
         snprintf(v->result.first_bad, sizeof(v->result.first_bad),
                  "the set was dropped by force while it was verified");
     }
-    while (loop_post(pool->loop, done_on_loop, v) < 0)
-        usleep(10000);
-    atomic_fetch_sub(&pool->threads, 1);
-    return NULL;
 }
 
 int verify_start(struct pool *pool, struct wset *ws, bool source,
@@ -305,7 +302,8 @@ int verify_start(struct pool *pool, struct wset *ws, bool source,
     struct verify *v = calloc(1, sizeof(*v));
     if (!v)
         return -ENOMEM;
-    *v = (struct verify){.pool = pool,
+    *v = (struct verify){.work = {.run = verify_run, .done = verify_done},
+                         .pool = pool,
                          .ws = wset_ref(ws),
                          .source = source && !(ws->flags & PROTO_WS_PUSHED),
                          .progress = progress,
@@ -314,13 +312,10 @@ int verify_start(struct pool *pool, struct wset *ws, bool source,
                          .reported_ns = clock_now_ns()};
     pthread_mutex_init(&v->lock, NULL);
     pthread_cond_init(&v->cond, NULL);
-    pthread_t thread;
-    atomic_fetch_add(&pool->threads, 1);
     int rc = v->source ? window_take(v) : 0;
     if (rc == 0)
-        rc = -pthread_create(&thread, NULL, verify_main, v);
+        rc = work_start_now(pool, &v->work);
     if (rc < 0) {
-        atomic_fetch_sub(&pool->threads, 1);
         window_give(v);
         pthread_mutex_destroy(&v->lock);
         pthread_cond_destroy(&v->cond);
@@ -328,7 +323,6 @@ int verify_start(struct pool *pool, struct wset *ws, bool source,
         free(v);
         return rc;
     }
-    pthread_detach(thread);
     pool->verifying++;
     return 0;
 }

@@ -38,6 +38,18 @@ static void *work_main(void *arg)
     return NULL;
 }
 
+static int thread_start(struct pool *pool, struct work *w)
+{
+    pthread_t thread;
+    atomic_fetch_add(&pool->threads, 1);
+    int rc = -pthread_create(&thread, NULL, work_main, w);
+    if (rc == 0)
+        pthread_detach(thread);
+    else
+        atomic_fetch_sub(&pool->threads, 1);
+    return rc;
+}
+
 static void works_start(struct pool *pool)
 {
     list_for_each_safe (node, &pool->works) {
@@ -48,20 +60,29 @@ static void works_start(struct pool *pool)
             return;
         w->running = true;
         pool->working++;
-        pthread_t thread;
-        atomic_fetch_add(&pool->threads, 1);
-        if (pthread_create(&thread, NULL, work_main, w) == 0)
-            pthread_detach(thread);
-        else
-            work_main(w);
+        if (thread_start(pool, w) == 0)
+            continue;
+        w->run(w);
+        post_done(w);
     }
 }
 
-void work_start(struct pool *pool, struct work *w)
+static void init(struct pool *pool, struct work *w)
 {
     w->pool = pool;
     w->running = w->cancelled = false;
     list_init(&w->node);
+}
+
+int work_start_now(struct pool *pool, struct work *w)
+{
+    init(pool, w);
+    return thread_start(pool, w);
+}
+
+void work_start(struct pool *pool, struct work *w)
+{
+    init(pool, w);
     list_push_back(&pool->works, &w->node);
     if (atomic_load(&pool->stopping))
         work_cancel_waiting(pool);

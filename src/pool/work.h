@@ -26,6 +26,8 @@ struct work {
 
 /* Control loop. run and done are set; a thread that cannot be started is no failure: the loop does it then. */
 void work_start(struct pool *pool, struct work *work);
+/* The same at once, outside that limit, for what has a limit of its own. -errno: there is no thread, and done does not come. */
+int work_start_now(struct pool *pool, struct work *work);
 /* The pool is ending: what waits is cancelled, what runs is heard out by pool_stop's turns of the loop. */
 void work_cancel_waiting(struct pool *pool);
 
