@@ -17,9 +17,7 @@
 #include "apps/leat/convert.h"
 #include "dataset/dataset.h"
 #include "dataset/index.h"
-#include "wire/archive/tar.h"
-
-#define WINDOW (64 * 1024u)
+#include "dataset/tar/walk.h"
 
 static void index_fini(struct index *index)
 {
@@ -122,25 +120,10 @@ static int read_folder(struct convert_list *list, const struct index *ix, bool l
 
 /* --- tar shards -------------------------------------------------------------------------------------------------- */
 
-static int pread_all(int fd, void *buf, size_t bytes, uint64_t offset, size_t *ret_len)
+static int take_member(void *ctx, const struct tar_member *m, struct leat_error *err)
 {
-    size_t done = 0;
-    while (done < bytes) {
-        ssize_t n = pread(fd, (char *)buf + done, bytes - done, (off_t)(offset + done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        if (n == 0)
-            break;
-        done += (size_t)n;
-    }
-    *ret_len = done;
-    return 0;
-}
-
-static int take_member(struct convert_list *list, const struct tar_member *m)
-{
+    struct convert_list *list = ctx;
+    (void)err;
     if (m->type != '0' && m->type != '5') {
         list->left_out++;
         return 0;
@@ -161,48 +144,12 @@ static int take_member(struct convert_list *list, const struct tar_member *m)
     return 0;
 }
 
-/* The scanner has been here: headers are sound. Archives put end to end are read to the end, as it does. */
 static int read_shard(struct convert_list *list, const char *path, struct leat_error *err)
 {
     AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
-    struct stat st;
-    if (fd < 0 || fstat(fd, &st) < 0)
+    if (fd < 0)
         return error_sys(err, -errno, "%s", path);
-    AUTO_FREE char *window = malloc(WINDOW);
-    if (!window || add_file(list, path) < 0)
-        return -ENOMEM;
-    struct tar_parser parser;
-    struct tar_member m = {0};
-    tar_parser_init(&parser);
-    for (;;) {
-        AUTO_FREE char *large = parser.want > WINDOW ? malloc(parser.want) : NULL;
-        char *p = large ? large : window;
-        size_t len = 0;
-        if (parser.want > WINDOW && !large)
-            return -ENOMEM;
-        int rc = pread_all(fd, p, parser.want, parser.offset, &len);
-        if (rc < 0)
-            return error_sys(err, rc, "%s", path);
-        rc = tar_parser_feed(&parser, p, len, &m, err);
-        if (rc < 0)
-            return error_prefix(err, rc, "%s", path);
-        if (rc == TAR_MEMBER && (rc = take_member(list, &m)) < 0)
-            return rc;
-        if (rc != TAR_END)
-            continue;
-        uint64_t at = align_up(parser.offset, TAR_BLOCK);
-        for (bool zero = true; zero && at < (uint64_t)st.st_size; at += zero ? TAR_BLOCK : 0) {
-            rc = pread_all(fd, window, TAR_BLOCK, at, &len);
-            if (rc < 0)
-                return error_sys(err, rc, "%s", path);
-            for (size_t i = 0; i < len && zero; i++)
-                zero = window[i] == 0;
-        }
-        if (at >= (uint64_t)st.st_size)
-            return 0;
-        tar_parser_init(&parser);
-        parser.offset = at;
-    }
+    return add_file(list, path) < 0 ? -ENOMEM : tar_walk(fd, path, take_member, list, err);
 }
 
 /* --- arrays ------------------------------------------------------------------------------------------------------ */

@@ -262,8 +262,7 @@ int tar_ahead_shard(struct tar_ahead *a, unsigned number, const struct scan_file
     return 0;
 }
 
-int tar_ahead_members(struct tar_ahead *a, unsigned number,
-                      int (*member)(void *ctx, const struct tar_member *m, struct leat_error *err), void *ctx,
+int tar_ahead_members(struct tar_ahead *a, unsigned number, tar_member_fn member, void *ctx,
                       struct leat_error *err)
 {
     struct lane *l = &a->lanes[number % a->nlanes];

@@ -4,7 +4,7 @@
 #define DATASET_TAR_AHEAD_H
 
 #include "dataset/scan.h"
-#include "wire/archive/tar.h"
+#include "dataset/tar/walk.h"
 
 struct tar_ahead;
 /* `paths` stay the caller's. */
@@ -14,8 +14,7 @@ void tar_ahead_free(struct tar_ahead *a);
 int tar_ahead_shard(struct tar_ahead *a, unsigned number, const struct scan_file **ret_file,
                     struct leat_error *err);
 /* Its members, in order; then the shard is forgotten. The first negative answer ends it. */
-int tar_ahead_members(struct tar_ahead *a, unsigned number,
-                      int (*member)(void *ctx, const struct tar_member *m, struct leat_error *err), void *ctx,
+int tar_ahead_members(struct tar_ahead *a, unsigned number, tar_member_fn member, void *ctx,
                       struct leat_error *err);
 
 #endif

@@ -2,7 +2,7 @@
 /*
  * tar/scan.c: tar shards by WebDataset's convention (wire/archive/tar.h says how a path becomes key and field).
  *
- * Happy path: headers are read through a small window, payload is stepped over; consecutive members with one key are
+ * Happy path: walk.c gives the members of a shard; consecutive members with one key are
  * a sample. All shards are scanned first; then keys are compared, and everything goes to the builder. A shard is one RAW
  * extent, the image of its file. Shards that lie elsewhere are walked by ahead.c, several at a time.
  *
@@ -17,10 +17,7 @@
 
 #include "base/log.h"
 #include "dataset/tar/ahead.h"
-
-#define WINDOW_BYTES (64 * 1024u)
-#define WINDOW_SHORT 4096u
-#define LARGE_MEMBER (32 * 1024u) /* past these the next header is not in the window: read little */
+#include "dataset/tar/walk.h"
 
 struct member {
     uint64_t address, bytes;
@@ -49,31 +46,8 @@ struct shards {
 struct shard {
     uint32_t number;
     const char *path;
-    int fd;
     uint64_t bytes, address;
-    char *window;
-    uint64_t window_offset, window_len, window_cap;
 };
-
-/* `want` bytes at `offset`, or as many as the file has. */
-static int window_get(struct shard *s, uint64_t offset, uint32_t want, uint64_t ahead, const char **ret_p,
-                      size_t *ret_len)
-{
-    if (offset < s->window_offset || offset - s->window_offset + want > s->window_len) {
-        uint64_t bytes = MAX(ahead, (uint64_t)want);
-        int rc = scan_grow(&s->window, &s->window_cap, bytes, 1);
-        if (rc < 0)
-            return rc;
-        int64_t n = scan_pread(s->fd, s->window, bytes, offset);
-        if (n < 0)
-            return (int)n;
-        s->window_offset = offset;
-        s->window_len = (uint64_t)n;
-    }
-    *ret_p = s->window + (offset - s->window_offset);
-    *ret_len = MIN((uint64_t)want, s->window_len - (offset - s->window_offset));
-    return 0;
-}
 
 static const char *last_key(const struct shards *all, size_t *ret_len)
 {
@@ -167,69 +141,12 @@ static int take_member(struct shards *all, const struct shard *s, const struct t
     }
 }
 
-/* After an end mark: the next block that is not zero (archives that were put end to end), or the end of the file. */
-static int find_next_archive(struct shard *s, uint64_t *offset)
-{
-    for (*offset = align_up(*offset, TAR_BLOCK); *offset < s->bytes;) {
-        const char *p;
-        size_t len;
-        /* A file of some KiB may claim to be a TiB, all hole. */
-        off_t data = lseek(s->fd, (off_t)*offset, SEEK_DATA);
-        if (data < 0 && errno == ENXIO)
-            break;
-        if (data > 0)
-            *offset = MAX(*offset, align_down((uint64_t)data, TAR_BLOCK));
-        int rc = window_get(s, *offset, WINDOW_BYTES, WINDOW_BYTES, &p, &len);
-        if (rc < 0)
-            return rc;
-        if (len == 0)
-            break;
-        for (size_t i = 0; i < len; i++)
-            if (p[i]) {
-                *offset += align_down(i, TAR_BLOCK);
-                return 1;
-            }
-        *offset += len;
-    }
-    return 0;
-}
-
-static int scan_members(struct shards *all, struct shard *s, struct leat_error *err)
-{
-    struct tar_parser parser;
-    struct tar_member m = {0};
-    tar_parser_init(&parser);
-    for (;;) {
-        const char *p;
-        size_t len;
-        int rc = window_get(s, parser.offset, parser.want,
-                            m.bytes > LARGE_MEMBER ? WINDOW_SHORT : WINDOW_BYTES, &p, &len);
-        if (rc < 0)
-            return scan_error(rc, s->path, err);
-        rc = tar_parser_feed(&parser, p, len, &m, err);
-        if (rc < 0)
-            return error_prefix(err, rc, "%s", s->path);
-        if (rc == TAR_MEMBER) {
-            rc = take_member(all, s, &m, err);
-            if (rc < 0)
-                return rc;
-        } else if (rc == TAR_END) {
-            uint64_t offset = parser.offset;
-            rc = find_next_archive(s, &offset);
-            if (rc <= 0)
-                return rc < 0 ? scan_error(rc, s->path, err) : 0;
-            tar_parser_init(&parser);
-            parser.offset = offset;
-        }
-    }
-}
-
 struct shard_here {
     struct shards *all;
     struct shard *shard;
 };
 
-static int take_ahead(void *ctx, const struct tar_member *m, struct leat_error *err)
+static int take_here(void *ctx, const struct tar_member *m, struct leat_error *err)
 {
     struct shard_here *here = ctx;
     return take_member(here->all, here->shard, m, err);
@@ -242,7 +159,6 @@ static int place_shard(struct shards *all, struct shard *s, const struct scan_fi
     if (source < 0)
         return (int)source;
     index_builder_etag(all->b, (uint32_t)source, file->etag);
-    s->fd = file->fd;
     s->bytes = (uint64_t)file->st.st_size;
     s->address = index_builder_reserve(all->b, align_up(s->bytes, INDEX_FILE_ALIGN), INDEX_FILE_ALIGN, 0);
     if (s->bytes)
@@ -256,14 +172,14 @@ static int place_shard(struct shards *all, struct shard *s, const struct scan_fi
 
 static int scan_shard(struct shards *all, uint32_t number, const char *root, struct leat_error *err)
 {
-    struct shard s = {.number = number, .path = all->paths[number], .fd = -1};
+    struct shard s = {.number = number, .path = all->paths[number]};
+    struct shard_here here = {all, &s};
     if (all->ahead) {
         const struct scan_file *elsewhere;
         int rc = tar_ahead_shard(all->ahead, number, &elsewhere, err);
         if (rc == 0)
             rc = place_shard(all, &s, elsewhere, root);
-        return rc < 0 ? rc
-                      : tar_ahead_members(all->ahead, number, take_ahead, &(struct shard_here){all, &s}, err);
+        return rc < 0 ? rc : tar_ahead_members(all->ahead, number, take_here, &here, err);
     }
     AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
     int rc = scan_open(all->scan, s.path, &file, err);
@@ -272,10 +188,7 @@ static int scan_shard(struct shards *all, uint32_t number, const char *root, str
     if (!S_ISREG(file.st.st_mode))
         return error_set(err, LEAT_INVALID, "%s: a directory, where a tar file is expected", s.path);
     rc = place_shard(all, &s, &file, root);
-    if (rc == 0)
-        rc = scan_members(all, &s, err);
-    free(s.window);
-    return rc;
+    return rc < 0 ? rc : tar_walk(file.fd, s.path, take_here, &here, err);
 }
 
 static const char *sample_key(const struct shards *all, uint64_t i, size_t *ret_len)
