@@ -29,7 +29,7 @@ static void rdma_text(struct bytes_out *t, struct pool *pool)
     for (unsigned i = 0; i < s.nrails; i++)
         metrics_sample(t, "rdma_up", "rail", s.rails[i].name, s.rails[i].up);
     rail_text(t, &s, "rdma_connections", "gauge", "RDMA connections of clients.", &s.rails[0].connections);
-    rail_text(t, &s, "rdma_refused_total", "counter", "RDMA connections of nobody who had been let in.",
+    rail_text(t, &s, "rdma_refused_total", "counter", "RDMA connections refused before authentication.",
               &s.rails[0].refused);
     rail_text(t, &s, "rdma_errors_total", "counter", "RDMA connections that broke.", &s.rails[0].errors);
     rail_text(t, &s, "rdma_written_bytes_total", "counter", "Sample bytes written into views of clients.",

@@ -305,9 +305,10 @@ def test_tokens_that_cannot_be(quick_folder):
 def test_metrics(node):
     text = node.ask("GET", "/metrics")
     assert text.getheader("Content-Type") == "text/plain; version=0.0.4; charset=utf-8"
-    for old, new in (("http_answers", "http_responses"), ("http_broken_off", "http_aborted"), ("store_scrub_mended", "store_scrub_repaired")):
-        assert f"# HELP leat_{old}_total Deprecated, use leat_{new}_total.\n" in text.text
-        assert f"# TYPE leat_{new}_total counter\n" in text.text
+    for old, new in (("http_answers_total", "http_responses_total"), ("http_broken_off_total", "http_aborted_total"),
+                     ("store_scrub_mended_total", "store_scrub_repaired_total")):
+        assert f"# HELP leat_{old} Deprecated, use leat_{new}.\n" in text.text
+        assert f"# TYPE leat_{new} counter\n" in text.text
     open_text = node.ask("GET", "/metrics", Accept="application/openmetrics-text;version=1.0.0")
     assert open_text.getheader("Content-Type") == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert open_text.text.endswith("# EOF\n")

@@ -134,7 +134,7 @@ static int table_make(struct walk *w)
 
 /* --- walking ------------------------------------------------------------------------------------------------------- */
 
-/* Archives put end to end are read to the end, as a training set's scanner reads them. */
+/* To the first end mark: of archives put end to end only the first one's members are found. */
 static int walk_tar(struct walk *w)
 {
     struct walk_tar {
