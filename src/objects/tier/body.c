@@ -235,10 +235,9 @@ static int show(struct body *x, struct leat_error *err)
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&f->t->lock);
-    f->state = FETCH_BODY; /* not before there is a byte: until then another version may take its place */
     f->ready = store_put_pushed(x->put);
     f->shown |= f->ready > 0;
-    fetch_wake(f);
+    fetch_move(f, FETCH_BODY); /* not before there is a byte: until then another version may take its place */
     pthread_mutex_unlock(&f->t->lock);
     return 0;
 }
@@ -280,9 +279,8 @@ static int take_early(struct body *x, const struct flight *k, struct leat_error 
         return rc;
     pthread_mutex_lock(&f->t->lock);
     bits_set(f->ahead, k->read.offset, k->read.bytes);
-    f->state = FETCH_BODY;
     f->shown = true;
-    fetch_wake(f);
+    fetch_move(f, FETCH_BODY);
     pthread_mutex_unlock(&f->t->lock);
     return 0;
 }

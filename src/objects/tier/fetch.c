@@ -47,7 +47,7 @@ void fetch_unref(struct fetch *f)
     free(f);
 }
 
-void fetch_wake(struct fetch *f)
+static void fetch_wake(struct fetch *f)
 {
     struct tier_waiter *w;
     while ((w = list_first(&f->waiters, struct tier_waiter, node))) {
@@ -207,12 +207,22 @@ int fetch_block(struct fetch *f, struct tier_block **ret_block, struct leat_erro
 
 /* --- one fetch ------------------------------------------------------------------------------------------------------------------- */
 
-static void fetch_state(struct fetch *f, enum fetch_state state)
+#define P(state) (1u << FETCH_##state)
+static const uint32_t fetch_moves[FETCH_STATES] = {
+    [FETCH_QUEUED] =
+        P(BODY) | P(DONE) | P(FAILED), /* DONE at once: what is here was right, or no bytes are wanted */
+    [FETCH_BODY] = P(BODY) | P(DONE) | P(FAILED), /* again for each block */
+};
+
+void fetch_move(struct fetch *f, enum fetch_state to)
 {
-    pthread_mutex_lock(&f->t->lock);
-    f->state = state;
+    static const char *const names[FETCH_STATES] = {"queued", "body", "done", "failed"};
+    assert(to < FETCH_STATES && (fetch_moves[f->state] >> to & 1));
+    if (f->state != to)
+        log_debug("bucket %s: fetch of %.*s: %s -> %s", f->bucket->name, (int)MIN(f->key_len, (size_t)200),
+                  f->key, names[f->state], names[to]);
+    f->state = to;
     fetch_wake(f);
-    pthread_mutex_unlock(&f->t->lock);
 }
 
 /* What is here is what there is, or all that can be had. */
@@ -261,8 +271,10 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
         return rc;
     }
     rc = store_put_commit(put, &commit, NULL, err);
-    if (rc == 0)
+    if (rc == 0) {
+        key_moved(f->bucket, f->key, f->key_len, KEY_ABSENT, KEY_CLEAN);
         tier_fresh_mark(t, f->bucket, f->key, f->key_len);
+    }
     key_unlock(t, &lock);
     /* Another version was stored here, or the bucket has another remote: this one was for its readers. */
     return rc == STORE_PRECONDITION || rc == LEAT_STALE ? 0 : rc;
@@ -381,7 +393,7 @@ static void fetch_run(struct tier_task *task)
     f->rc = rc;
     f->err = err;
     list_remove(&f->node);
+    fetch_move(f, rc < 0 ? FETCH_FAILED : FETCH_DONE);
     pthread_mutex_unlock(&t->lock);
-    fetch_state(f, rc < 0 ? FETCH_FAILED : FETCH_DONE);
     fetch_unref(f);
 }

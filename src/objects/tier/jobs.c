@@ -122,7 +122,7 @@ static void fetch_one(struct job *job, const void *key, size_t key_len, unsigned
         settle(job);
     rc = fetch_look(t, job->bucket->name, key, key_len, &local, &seq, &err);
     if (rc == 0 && local &&
-        (local->info.flags & STORE_DIRTY || (job->info.kind == TIER_PREFETCH && !job->update))) {
+        (key_state_of(local) == KEY_DIRTY || (job->info.kind == TIER_PREFETCH && !job->update))) {
         store_obj_unref(local);
         add(job, &job->info.skipped, 1);
         return;

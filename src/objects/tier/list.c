@@ -138,17 +138,17 @@ static int emit(struct merge *m, const struct entry *e)
     return m->rc != 0;
 }
 
-/* Does an entry of the store that the remote's list does not have count? */
-static bool local_counts(const struct merge *m, const struct entry *e)
+/* Does an object of the store with these flags stand as it is here, whatever the remote's list has? */
+static bool stands(const struct merge *m, uint32_t flags)
 {
-    return e->prefix || e->flags & STORE_DIRTY || m->b->remote.check == TIER_NEVER;
+    return flags & STORE_DIRTY || m->b->remote.check == TIER_NEVER;
 }
 
 /* A rolled up entry of the store counts only if something in it does: looked at one by one. */
 static int prefix_counts(void *user, const struct store_entry *e)
 {
     const struct merge *m = user;
-    return e->flags & STORE_DIRTY || m->b->remote.check == TIER_NEVER ? 1 : 0;
+    return stands(m, e->flags);
 }
 
 static int emit_local(struct merge *m, const struct entry *e)
@@ -159,7 +159,7 @@ static int emit_local(struct merge *m, const struct entry *e)
         if (store_list(m->t->config.store, m->b->name, &in, prefix_counts, m, &more, NULL) != 1)
             return 0;
     }
-    return local_counts(m, e) ? emit(m, e) : 0;
+    return e->prefix || stands(m, e->flags) ? emit(m, e) : 0;
 }
 
 /* The remote's next entry, in the order of keys. Negative: enough, or what went wrong. */
@@ -176,7 +176,7 @@ static int merge_one(struct merge *m, struct entry *e)
         return rc;
     if (l && l->prefix == e->prefix && by_key(l->key, l->len, e->key, e->len) == 0) {
         m->at++;
-        if (!e->prefix && (l->flags & STORE_DIRTY || m->b->remote.check == TIER_NEVER)) {
+        if (!e->prefix && stands(m, l->flags)) {
             *e = *l;
         } else if (!e->prefix && strcmp(l->etag, e->etag) == 0) {
             e->seq = l->seq; /* here, too */

@@ -72,13 +72,13 @@ static int push_version(struct tier *t, struct tier_bucket *b, const void *key, 
         return 0; /* it was deleted meanwhile, there too */
     if (rc < 0)
         return rc;
-    if (obj->info.flags & STORE_DIRTY) {
+    if (key_state_of(obj) == KEY_DIRTY) {
         rc = store_obj_check(store, obj, 0, obj->info.bytes, err);
         if (rc == 0)
             rc = send(t, b, uri, obj->fd, obj->offset, obj->info.bytes, obj->meta, obj->meta_len, tag, err);
         fetch_supersede(t, b, key, key_len);
         if (rc == 0)
-            rc = store_mark_clean(store, b->name, key, key_len, obj->info.seq, b->remote_id, tag, err);
+            rc = key_move(t, b, key, key_len, obj->info.seq, KEY_DIRTY, KEY_CLEAN, tag, err);
         if (rc == 0)
             tier_fresh_mark(t, b, key, key_len);
     }
@@ -139,8 +139,10 @@ static int check_conditions(struct tier *t, const struct tier_bucket *b, const v
     return rc;
 }
 
-/* The old version's standing is unknown from here on: a crash must not leave it as the newest. *ret_old: it, whose tag was ret_tag, to be put back; or 0. An error:
- * that could not be noted, and the remote must not be asked to change it. */
+/*
+ * A clean version is KEY_UNKNOWN from here on: a crash must not leave it as the newest. *ret_old: it, whose tag was ret_tag, to be put back; or 0. An error:
+ * that could not be noted, and the remote must not be asked to change it.
+ */
 static int doubt(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
                  uint64_t *ret_old, char ret_tag[STORE_REMOTE_MAX + 1], struct leat_error *err)
 {
@@ -149,21 +151,25 @@ static int doubt(struct tier *t, const struct tier_bucket *b, const void *key, s
     char tag[STORE_REMOTE_MAX + 1] = "";
     *ret_old = 0;
     *ret_tag = 0;
+    enum key_state is = KEY_CLEAN; /* whatever its tag, where it cannot be read */
     int rc = store_get(t->config.store, b->name, key, key_len, &old, err);
     bool read = rc == 0;
     if (read) {
         info = old->info;
+        is = key_state_of(old);
         snprintf(tag, sizeof(tag), "%s", old->remote);
         store_obj_unref(old);
     } else if (rc == LEAT_CORRUPT || rc == STORE_UNAVAILABLE) {
         rc = store_lookup(t->config.store, b->name, key, key_len, &info, err);
+        if (rc == 0 && info.flags & STORE_DIRTY)
+            is = KEY_DIRTY;
     }
     /* What lies on a disk that has failed takes no mark. A PUT replaces it all the same; a DELETE does not come this far. */
     if (rc == LEAT_NOT_FOUND || rc == STORE_NO_BUCKET || rc == STORE_UNAVAILABLE)
         return 0;
-    if (rc < 0 || info.flags & STORE_DIRTY || (read && !*tag))
+    if (rc < 0 || is != KEY_CLEAN)
         return rc;
-    rc = store_mark_clean(t->config.store, b->name, key, key_len, info.seq, b->remote_id, "", err);
+    rc = key_move(t, b, key, key_len, info.seq, KEY_CLEAN, KEY_UNKNOWN, NULL, err);
     if (rc == 0 && read) {
         snprintf(ret_tag, STORE_REMOTE_MAX + 1, "%s", tag);
         *ret_old = info.seq;
@@ -212,7 +218,7 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
         store_put_abort(put);
         /* A remote that refused has the old one still; one that fell silent may have either. */
         if (old && rc == TIER_REFUSED)
-            store_mark_clean(t->config.store, b->name, key, key_len, old, b->remote_id, old_tag, NULL);
+            key_move(t, b, key, key_len, old, KEY_UNKNOWN, KEY_CLEAN, old_tag, NULL);
         else if (rc != TIER_REFUSED) /* and a GET may have brought the old one meanwhile */
             doubt(t, b, key, key_len, &old, old_tag, NULL);
         return rc;
@@ -225,8 +231,10 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
     c.if_match = NULL;
     c.if_seq = 0;
     rc = store_put_commit(put, &c, ret_info, err);
-    if (rc == 0)
+    if (rc == 0) {
+        key_moved(b, key, key_len, KEY_ABSENT, KEY_CLEAN);
         tier_fresh_mark(t, b, key, key_len);
+    }
     return moved(rc, b->name, err);
 }
 
@@ -242,8 +250,10 @@ static int commit_plain(struct tier *t, const char *bucket, const void *key, siz
     c.remote_id = 0;
     int rc = moved(store_put_commit(put, &c, &info, err), bucket, err);
     struct tier_bucket *b = rc == 0 && info.flags & STORE_DIRTY ? tier_bucket_find(t, bucket) : NULL;
-    if (b)
+    if (b) {
+        key_moved(b, key, key_len, KEY_ABSENT, KEY_DIRTY);
         push_add(t, b, key, key_len);
+    }
     tier_bucket_unref(t, b);
     if (rc == 0 && ret_info)
         *ret_info = info;
@@ -281,8 +291,10 @@ static int back(struct tier *t, struct tier_bucket *b, const void *key, size_t k
     }
     rc = moved(store_put_commit(put, &c, ret_info, err), b->name, err);
     fetch_supersede(t, b, key, key_len);
-    if (rc == 0)
+    if (rc == 0) {
+        key_moved(b, key, key_len, KEY_ABSENT, KEY_DIRTY);
         push_add(t, b, key, key_len);
+    }
     return rc;
 }
 
@@ -345,7 +357,7 @@ static int delete_held(struct tier *t, struct tier_bucket *b, const void *key, s
         rc = tier_remote_error(b, rc, err);
     fetch_supersede(t, b, key, key_len);
     if (rc == TIER_REFUSED && old)
-        store_mark_clean(t->config.store, b->name, key, key_len, old, b->remote_id, old_tag, NULL);
+        key_move(t, b, key, key_len, old, KEY_UNKNOWN, KEY_CLEAN, old_tag, NULL);
     else if (rc < 0 && !gone) /* it may be gone there */
         doubt(t, b, key, key_len, &old, old_tag, NULL);
     if (rc < 0 && !gone)

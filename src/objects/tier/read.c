@@ -46,7 +46,7 @@ int tier_open(struct tier *t, const char *bucket, const void *key, size_t key_le
         r->t = t;
         list_init(&r->want.node);
         r->pub.fd = -1;
-        if (local && (local->info.flags & STORE_DIRTY || tier_fresh_is(t, b, key, key_len, local->remote)))
+        if (local && key_is_current(t, b, key, key_len, local))
             take_obj(r, local);
         else
             rc = fetch_get(t, b, key, key_len, &t->fetchers, flags & TIER_HEAD ? FETCH_HEAD : 0, local, seq,

@@ -156,6 +156,28 @@ void tier_block_put(struct tier *t, struct tier_block *k);
 
 /* --- key.c ------------------------------------------------------------------------------------------------------------------- */
 
+/*
+ * The version of a key that is here, as the store keeps it (its flags and its `remote`); README.md shows the moves. A version that replaces
+ * another one begins as ABSENT.
+ */
+enum key_state {
+    KEY_ABSENT,
+    KEY_CLEAN, /* the remote has it, by the tag that is kept with it */
+    KEY_UNKNOWN, /* a change of the remote was cut off: it may have this one or another. Compared before it is served */
+    KEY_DIRTY, /* the remote has not got it: never evicted */
+    KEY_STATES,
+};
+enum key_state key_state_of(const struct store_obj *obj);
+/* May it be served, and the remote not be asked? */
+bool key_is_current(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
+                    const struct store_obj *obj);
+/* The version `seq` in the store, durable. tag: with KEY_CLEAN. LEAT_STALE: another version is here, or the bucket has another remote. */
+int key_move(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len, uint64_t seq,
+             enum key_state from, enum key_state to, const char *tag, struct leat_error *err);
+/* The same was done by a commit. */
+void key_moved(const struct tier_bucket *b, const void *key, size_t key_len, enum key_state from,
+               enum key_state to);
+
 /* What a thread does with a key, for which others that do the same wait. */
 enum {
     KEY_LOCK_REMOTE_WRITE = 1, /* writes it at the remote: what that has may be replaced at any moment */
@@ -179,12 +201,10 @@ bool key_is_locked(const struct tier *t, const struct tier_bucket *b, const void
 
 uint64_t tier_key_hash(const struct tier_bucket *b, const void *key, size_t key_len);
 void tier_fresh_mark(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len);
-bool tier_fresh_is(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len,
-                   const char *remote);
 
 /* --- fetch.c ----------------------------------------------------------------------------------------------------------------- */
 
-enum fetch_state { FETCH_QUEUED, FETCH_BODY, FETCH_DONE, FETCH_FAILED };
+enum fetch_state { FETCH_QUEUED, FETCH_BODY, FETCH_DONE, FETCH_FAILED, FETCH_STATES };
 
 #define FETCH_URGENT                                                                                         \
     2u /* requests for readers who wait elsewhere, beside those under way; and connections for them */
@@ -252,8 +272,8 @@ void fetch_supersede(struct tier *t, const struct tier_bucket *b, const void *ke
 int fetch_look(struct tier *t, const char *bucket, const void *key, size_t key_len,
                struct store_obj **ret_local, uint64_t *ret_seq, struct leat_error *err);
 
-/* Under the lock. Those who asked are to ask again. */
-void fetch_wake(struct fetch *f);
+/* Under the lock. Readers are called to ask again. */
+void fetch_move(struct fetch *f, enum fetch_state to);
 /* The server stops: what a fetch ends with. */
 int fetch_stopped(const struct fetch *f, struct leat_error *err);
 /* A buffer, waited for where others have them all. */
