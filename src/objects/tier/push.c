@@ -130,7 +130,7 @@ static int check_conditions(struct tier *t, const struct tier_bucket *b, const v
         if (rc == 0 && c->if_none_match)
             rc = error_set(err, STORE_PRECONDITION, "there is an object of this name already");
         else if (rc == 0 && c->if_match && strcmp(c->if_match, "*") != 0 &&
-                 strcmp(c->if_match, read->info.etag) != 0)
+                 strcmp(c->if_match, read->view.info.etag) != 0)
             rc = error_set(err, STORE_PRECONDITION, "there is no object of this name with that ETag");
         tier_read_close(read);
     }

@@ -23,12 +23,7 @@ static struct read *read_of(struct tier_read *pub)
 
 static void take_obj(struct read *r, struct store_obj *obj)
 {
-    r->pub = (struct tier_read){.info = obj->info,
-                                .meta = obj->meta,
-                                .meta_len = obj->meta_len,
-                                .fd = obj->fd,
-                                .offset = obj->offset,
-                                .obj = obj};
+    r->pub = (struct tier_read){.view = *obj, .obj = obj};
     r->headed = true;
 }
 
@@ -45,7 +40,7 @@ int tier_open(struct tier *t, const char *bucket, const void *key, size_t key_le
     if (rc == 0) {
         r->t = t;
         list_init(&r->want.node);
-        r->pub.fd = -1;
+        r->pub.view.fd = -1;
         if (local && key_is_current(t, b, key, key_len, local))
             take_obj(r, local);
         else
@@ -96,7 +91,8 @@ int tier_read_head(struct tier_read *read, struct tier_waiter *waiter, struct le
     if (f->obj)
         take_obj(r, store_obj_ref(f->obj));
     else
-        r->pub = (struct tier_read){.info = f->info, .meta = f->meta, .meta_len = f->meta_len, .fd = f->fd};
+        r->pub.view = (struct store_obj){
+            .info = f->info, .meta = f->meta, .meta_len = f->meta_len, .fd = f->fd, .remote = ""};
     r->headed = true;
     return 0;
 }
@@ -108,8 +104,8 @@ int64_t tier_read_ready(struct tier_read *read, uint64_t offset, struct tier_wai
     int rc = tier_read_head(read, waiter, err);
     if (rc < 0)
         return rc;
-    if (r->pub.obj || offset >= r->pub.info.bytes)
-        return offset < r->pub.info.bytes ? (int64_t)(r->pub.info.bytes - offset) : 0;
+    if (r->pub.obj || offset >= r->pub.view.info.bytes)
+        return offset < r->pub.view.info.bytes ? (int64_t)(r->pub.view.info.bytes - offset) : 0;
     struct fetch *f = r->f;
     pthread_mutex_lock(&r->t->lock);
     int64_t n = (int64_t)fetch_readable(f, offset);

@@ -46,7 +46,7 @@ static void test_read_through(void **state)
     world_there("head", "12345", 5);
     assert_int_equal(tier_open(world.tier, "bkt", "head", 4, TIER_HEAD, &r, &err), 0);
     assert_int_equal(tier_read_wait(r, 0, 0, &err), 0);
-    assert_int_equal(r->info.bytes, 5);
+    assert_int_equal(r->view.info.bytes, 5);
     tier_read_close(r);
     assert_false(world_gets_here("bkt", "head"));
     free(back);
@@ -65,12 +65,12 @@ static void test_single_flight(void **state)
         assert_int_equal(pthread_create(&readers[i].thread, NULL, world_reader_main, &readers[i]), 0);
     assert_int_equal(tier_open(world.tier, "bkt", "k", 1, 0, &r, &err), 0);
     assert_int_equal(tier_read_wait(r, 0, 100 * KIB, &err), 0);
-    assert_int_equal(r->info.bytes, WORLD_BIG);
-    assert_string_equal(r->info.etag, "v1");
-    assert_string_equal(pairs_get(r->meta, r->meta_len, "content-type"), "test/big");
-    assert_string_equal(pairs_get(r->meta, r->meta_len, "x-amz-meta-colour"), "blue");
+    assert_int_equal(r->view.info.bytes, WORLD_BIG);
+    assert_string_equal(r->view.info.etag, "v1");
+    assert_string_equal(pairs_get(r->view.meta, r->view.meta_len, "content-type"), "test/big");
+    assert_string_equal(pairs_get(r->view.meta, r->view.meta_len, "x-amz-meta-colour"), "blue");
     char first[1000];
-    assert_int_equal(pread(r->fd, first, sizeof(first), (off_t)r->offset), sizeof(first));
+    assert_int_equal(pread(r->view.fd, first, sizeof(first), (off_t)r->view.offset), sizeof(first));
     assert_memory_equal(first, world_big, sizeof(first));
     assert_int_equal(tier_read_ready(r, WORLD_BIG - 1, NULL, &err), TIER_WAIT);
     assert_false(world_is_here("bkt", "k"));
@@ -111,7 +111,7 @@ static void test_asked_for_first(void **state)
     assert_int_equal(tier_read_ready(other, 4 * MIB + 5, NULL, &err), TIER_WAIT);
     uint64_t at = WORLD_BIG - sizeof(seen);
     assert_int_equal(tier_read_wait(r, at, sizeof(seen), &err), 0);
-    assert_int_equal(pread(r->fd, seen, sizeof(seen), (off_t)(r->offset + at)), sizeof(seen));
+    assert_int_equal(pread(r->view.fd, seen, sizeof(seen), (off_t)(r->view.offset + at)), sizeof(seen));
     assert_memory_equal(seen, world_big + at, sizeof(seen));
     assert_false(world_is_here("bkt", "k"));
     assert_int_equal(tier_read_wait(other, 4 * MIB + 5, MIB, &err), 0);

@@ -137,13 +137,13 @@ int world_get(const char *bucket, const char *key, char *dst, size_t cap, size_t
     if (rc < 0)
         return rc;
     rc = tier_read_wait(r, 0, 0, err);
-    *ret_len = rc == 0 ? r->info.bytes : 0;
-    if (rc == 0 && r->info.bytes)
-        rc = tier_read_wait(r, 0, r->info.bytes, err);
+    *ret_len = rc == 0 ? r->view.info.bytes : 0;
+    if (rc == 0 && r->view.info.bytes)
+        rc = tier_read_wait(r, 0, r->view.info.bytes, err);
     if (rc == 0) {
-        assert_true(r->info.bytes <= cap);
+        assert_true(r->view.info.bytes <= cap);
         for (size_t at = 0; at < *ret_len;) {
-            ssize_t n = pread(r->fd, dst + at, *ret_len - at, (off_t)(r->offset + at));
+            ssize_t n = pread(r->view.fd, dst + at, *ret_len - at, (off_t)(r->view.offset + at));
             assert_true(n > 0);
             at += (size_t)n;
         }

@@ -217,8 +217,6 @@ int tier_bucket_get(struct tier *t, const char *bucket, char **ret_json, struct 
 
 void tier_bucket_forget(struct tier *t, const char *bucket)
 {
-    if (!t)
-        return;
     /* Who set it before the bucket was deleted has put it into the table by then. */
     pthread_mutex_lock(&t->settings);
     replace(t, bucket, NULL);
@@ -488,9 +486,11 @@ void tier_block_put(struct tier *t, struct tier_block *k)
 /* --- its life ---------------------------------------------------------------------------------------------------------------- */
 
 struct found {
-    char (*names)[STORE_BUCKET_MAX + 1];
-    char **props;
-    uint64_t *fronts;
+    struct found_bucket {
+        char name[STORE_BUCKET_MAX + 1];
+        char *props;
+        uint64_t remote_id;
+    } * all;
     unsigned n;
     bool failed;
 };
@@ -500,21 +500,14 @@ static int found_one(void *user, const struct store_bucket *is)
     struct found *f = user;
     if (!(is->flags & STORE_BUCKET_REMOTE))
         return 0;
-    void *names = realloc(f->names, (f->n + 1) * sizeof(f->names[0]));
-    f->names = names ? names : f->names;
-    void *props = realloc(f->props, (f->n + 1) * sizeof(f->props[0]));
-    f->props = props ? props : f->props;
-    void *fronts = realloc(f->fronts, (f->n + 1) * sizeof(f->fronts[0]));
-    f->fronts = fronts ? fronts : f->fronts;
-    char *copy = strdup(is->props);
-    if (!names || !props || !fronts || !copy) {
-        free(copy);
-        f->failed = true;
+    struct found_bucket *all = realloc(f->all, (f->n + 1) * sizeof(*all));
+    char *props = all ? strdup(is->props) : NULL;
+    f->all = all ? all : f->all;
+    f->failed = !props;
+    if (!props)
         return 1;
-    }
-    snprintf(f->names[f->n], sizeof(f->names[0]), "%s", is->name);
-    f->fronts[f->n] = is->remote_id;
-    f->props[f->n++] = copy;
+    all[f->n] = (struct found_bucket){.props = props, .remote_id = is->remote_id};
+    memcpy(all[f->n++].name, is->name, sizeof(is->name));
     return 0;
 }
 
@@ -525,25 +518,23 @@ static int load(struct tier *t)
     bool clean = all_clean(t->config.store);
     store_bucket_list(t->config.store, found_one, &f);
     int rc = f.failed ? -ENOMEM : 0;
-    for (unsigned i = 0; i < f.n; i++) {
+    for (struct found_bucket *is = f.all; is < f.all + f.n; is++) {
         struct tier_bucket *b;
         struct leat_error err = {0};
-        AUTO_FREE char *json = tier_remote_of(f.props[i]);
+        AUTO_FREE char *json = tier_remote_of(is->props);
         if (rc == 0)
-            rc = bucket_make(f.names[i], json, true, &b, NULL);
+            rc = bucket_make(is->name, json, true, &b, NULL);
         if (rc == 0) {
             if (tier_bucket_check(b, &err) < 0)
                 log_error("%s", err.message);
-            b->remote_id = f.fronts[i];
-            replace(t, f.names[i], b);
+            b->remote_id = is->remote_id;
+            replace(t, is->name, b);
             if (!clean && !b->config_error) /* who gives it others has looked for what is dirty */
-                push_bucket(t, f.names[i]);
+                push_bucket(t, is->name);
         }
-        free(f.props[i]);
+        free(is->props);
     }
-    free(f.names);
-    free(f.props);
-    free(f.fronts);
+    free(f.all);
     return rc;
 }
 

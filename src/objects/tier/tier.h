@@ -84,13 +84,10 @@ struct tier_waiter {
 
 /* An object of a bucket with a remote, open. Fields are set once tier_read_head has said 0, and stay. */
 struct tier_read {
-    struct store_info info;
-    const void *meta; /* as store_obj.meta */
-    size_t meta_len;
-    int fd; /* bytes lie at `offset`, as far as tier_read_ready says; -1: TIER_HEAD */
-    uint64_t offset;
-    struct store_obj *
-        obj; /* it is here, whole: the store's, with its checks (store_obj_check). NULL: it arrives, and was checked */
+    /* What it is, as of an object that is here. Its bytes lie in `fd`, as far as tier_read_ready says; -1: TIER_HEAD. */
+    struct store_obj view;
+    /* It is here, whole: the store's, with its checks (store_obj_check). NULL: it arrives, and was checked. */
+    struct store_obj *obj;
 };
 
 enum { TIER_HEAD = 1 }; /* only what is known of it: nothing is fetched */

@@ -349,13 +349,6 @@ static void first_checked(struct s3_task *v)
 
 /* --- on its way from a remote ---------------------------------------------------------------------------------------------------- */
 
-/* As far as heads go, what arrives is an object like others. */
-static struct store_obj view_of(const struct tier_read *read)
-{
-    return (struct store_obj){
-        .info = read->info, .meta = read->meta, .meta_len = read->meta_len, .remote = ""};
-}
-
 static void arriving(struct s3_task *v);
 
 static void asked_again(struct http_message *message, struct http_request *req)
@@ -408,15 +401,14 @@ static void send_arriving(struct s3_task *v)
     }
     uint64_t bytes = MIN((uint64_t)n, STEP);
     bytes = MIN(bytes, v->end - v->sent);
-    struct http_piece piece = {.fd = v->read->fd, .at = v->read->offset + v->sent, .bytes = bytes};
+    struct http_piece piece = piece_of(&v->read->view, v->sent, bytes);
     bool begins = !v->answered;
     v->sent += bytes;
     v->idle = false;
     if (begins) {
-        struct store_obj view = view_of(v->read);
-        weigh(v->req, &v->call, &view, &w);
+        weigh(v->req, &v->call, &v->read->view, &w);
         v->answered = true;
-        put_head(v->service, v->req, &v->call, &view, &w, v->id);
+        put_head(v->service, v->req, &v->call, &v->read->view, &w, v->id);
         http_send(v->req, v->end - v->first, &piece, bytes ? 1 : 0, v->sent == v->end);
     } else {
         http_send_more(v->req, &piece, 1, v->sent == v->end);
@@ -442,16 +434,16 @@ static void arriving(struct s3_task *v)
         opened(v);
         return;
     }
-    struct store_obj view = view_of(v->read);
-    weigh(v->req, &v->call, &view, &w);
+    const struct store_obj *view = &v->read->view;
+    weigh(v->req, &v->call, view, &w);
     v->first = v->sent = w.first;
     v->end = w.first + w.bytes;
     if (w.code != S3_OK) {
         v->answered = true;
-        put_refusal(v->req, &view, w.code, v->id);
+        put_refusal(v->req, view, w.code, v->id);
     } else if (v->req->is_head) {
         v->answered = true;
-        put_head(v->service, v->req, &v->call, &view, &w, v->id);
+        put_head(v->service, v->req, &v->call, view, &w, v->id);
         http_send_head(v->req, w.bytes);
     } else {
         v->idle = true;

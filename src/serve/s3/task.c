@@ -187,9 +187,10 @@ int s3_task_look(struct s3_task *v, const void **ret_meta, size_t *ret_len, stru
         rc = objects_stream_wait(v->read, err);
     if (rc < 0)
         return rc;
-    v->info = v->obj ? v->obj->info : v->read->info;
-    *ret_meta = v->obj ? v->obj->meta : v->read->meta;
-    *ret_len = v->obj ? v->obj->meta_len : v->read->meta_len;
+    const struct store_obj *view = v->obj ? v->obj : &v->read->view;
+    v->info = view->info;
+    *ret_meta = view->meta;
+    *ret_len = view->meta_len;
     return 0;
 }
 
