@@ -33,7 +33,7 @@ static void *data_resolve(struct net_serve_target *target, uint32_t gid, uint64_
 {
     struct data_target *d = container_of(target, struct data_target, target);
     struct wset *ws = d->ws;
-    *ret_status = atomic_load(&ws->revoked) ? LEAT_STALE : LEAT_INVALID;
+    *ret_status = wset_is_revoked(ws) ? LEAT_STALE : LEAT_INVALID;
     if (*ret_status == LEAT_STALE || gid >= ws->nregions || !ws->regions[gid].region)
         return NULL;
     struct region *r = ws->regions[gid].region;

@@ -161,7 +161,7 @@ static bool wait_goes_on(struct pending *p)
 {
     struct leat_error err;
     struct wset *ws = p->ws;
-    if (ws->state != WSET_ENDING)
+    if (!wset_has_ended(ws))
         return true;
     error_set(&err, LEAT_STALE, "working set %s was dropped before it was whole: open it again",
               ws->name[0] ? ws->name : ws->spec);
@@ -174,7 +174,7 @@ static bool wait_advance(struct pending *p)
 {
     struct leat_error err;
     struct wset *ws = p->ws;
-    if (atomic_load(&ws->revoked)) {
+    if (wset_is_revoked(ws)) {
         revoked_error(ws, &err);
         pending_refuse(p, &err);
         return true;
@@ -710,7 +710,7 @@ static int on_fetch(struct client *c, struct conn_message *m)
     if (!ws)
         return requests_unknown(c, &m->frame);
     struct leat_error err = {0};
-    if (atomic_load(&ws->revoked)) {
+    if (wset_is_revoked(ws)) {
         revoked_error(ws, &err);
         return requests_refuse(c, &m->frame, &err);
     }
@@ -766,7 +766,7 @@ static int on_prefetch(struct client *c, struct conn_message *m)
     if (proto_fetch_next(&in, &asked) < 0)
         return LEAT_CORRUPT;
     struct wset *ws = client_handle(c, asked.ws);
-    if (!ws || !ws->window || atomic_load(&ws->revoked))
+    if (!ws || !ws->window || wset_is_revoked(ws))
         return 0;
     for (uint32_t k = 0; k < asked.n; k++) {
         struct proto_span span;

@@ -21,7 +21,7 @@
 
 static const char *state_name(const struct wset *ws)
 {
-    if (ws->state == WSET_ENDING)
+    if (wset_has_ended(ws))
         return "ending";
     /* What ranks pushed has no source to come from again. */
     bool gone = (ws->flags & PROTO_WS_PUSHED) && atomic_load(&ws->live->lost_samples) > 0;
@@ -136,7 +136,7 @@ static json_t *sets_json(const struct pool *pool, uint32_t uid, uint32_t gid)
     json_t *sets = json_array();
     list_for_each (node, &pool->sets) {
         const struct wset *ws = container_of(node, struct wset, node);
-        if (!ws->prepared && !ws->superseded && wset_allows(ws, uid, gid))
+        if (wset_is_findable(ws) && wset_allows(ws, uid, gid))
             json_array_append_new(sets, set_summary(ws));
     }
     return sets;

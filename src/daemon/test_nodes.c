@@ -563,7 +563,7 @@ static void test_gone_while_placed(void **state)
         if (dead == 1 && !ws)
             assert_int_equal(left->pool->budget.used_bytes, 0);
         if (ws)
-            assert_true(ws->nnodes == 2 && cluster_nodes(left->cluster) == 2 && !ws->prepared);
+            assert_true(ws->nnodes == 2 && cluster_nodes(left->cluster) == 2 && !wset_is_uncommitted(ws));
         if (dead == 1 && o.ws)
             pool_unlease(o.ws);
         stop(left);
@@ -613,7 +613,7 @@ static void test_append(void **state)
         assert_int_equal(ws->crc[7], one->crc[7]);
     }
     /* The version before is there as long as somebody reads it. */
-    assert_true(one->superseded && one->state != WSET_ENDING);
+    assert_true(wset_phase_in(one, 1u << WSET_SUPERSEDED));
     assert_ptr_equal(pool_find_uuid(h[0].pool, one->uuid), one);
     pool_unlease(one);
     if (a.ws)
@@ -673,7 +673,8 @@ static void test_dropped_elsewhere(void **state)
     start(&h[1], token, nodes, 2);
     both_up(h);
     pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(2000));
-    test_run_until(o.done && named(&h[1], "p") && !named(&h[1], "p")->prepared, loop_turn(loop, 10));
+    test_run_until(o.done && named(&h[1], "p") && !wset_is_uncommitted(named(&h[1], "p")),
+                   loop_turn(loop, 10));
     assert_int_equal(net_dial(h[1].socket, 0, &fd, &err), 0);
     proto_hello_put(&body, &(struct proto_hello){.version_min = PROTO_VERSION,
                                                  .version_max = PROTO_VERSION,

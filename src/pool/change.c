@@ -111,7 +111,7 @@ static int finish_create(struct change *ch, struct leat_error *err)
 static int finish_append(struct change *ch, struct leat_error *err)
 {
     struct wset *ws = ch->ws, *old = ch->old;
-    if (old->state == WSET_ENDING)
+    if (wset_has_ended(old))
         return error_set(err, LEAT_STALE, "'%s' was dropped meanwhile", old->name);
     /* Its owner asks again, and has just read what is added: with the groups of now. */
     pool_own(ws, old->owner_uid, old->owner_gid, ch->request->groups,
@@ -222,7 +222,7 @@ static int append_check(struct wset *old, const struct open_request *r, struct l
     if (old->lost_nodes)
         return error_set(err, LEAT_PEER_GONE,
                          "a node that holds part of '%s' is gone: append when it is back", r->name);
-    if (!wset_is_ready(old))
+    if (!wset_is_loaded(old))
         return error_set(err, LEAT_BUSY,
                          "'%s' is still being loaded: append when it is complete (see `leat stat %s`)",
                          r->name, r->name);

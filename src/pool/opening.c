@@ -92,8 +92,7 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
 {
     list_for_each (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (ws->state == WSET_ENDING || ws->prepared || ws->superseded || strcmp(ws->spec, spec) != 0 ||
-            !index_same(&ws->index, index))
+        if (!wset_is_findable(ws) || strcmp(ws->spec, spec) != 0 || !index_same(&ws->index, index))
             continue;
         if (ws->remote && (!access_same(ws->access, r->access) || !strings_same(&ws->index, index)))
             continue; /* the same names at another service, or with other content */
@@ -110,7 +109,7 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
  * reads it, here or on another node, it is shared all the same: each job's processes would have a copy each. */
 static bool lacks_transient(struct wset *ws)
 {
-    return !ws->prepared && !ws->appender && ws->leases == 0 && !ws->holders &&
+    return wset_is_findable(ws) && !ws->appender && ws->leases == 0 && !ws->holders &&
            !(ws->flags & PROTO_WS_PUSHED) && wset_complete(ws) && wset_failed_transient(ws);
 }
 

@@ -25,7 +25,7 @@ static void advanced_on_loop(void *arg)
 {
     struct wset *ws = arg;
     atomic_store(&ws->notify_pending, false);
-    wset_is_ready(ws);
+    ws->loaded = wset_is_loaded(ws);
     if (ws->pool->advanced)
         ws->pool->advanced(ws->pool->user, ws);
     wset_unref(ws);
@@ -171,8 +171,7 @@ struct wset *pool_find_name(struct pool *pool, const char *name, uint32_t uid, u
     struct wset *best = NULL;
     list_for_each (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (ws->state != WSET_ENDING && !ws->prepared && !ws->superseded && ws->name[0] &&
-            strcmp(ws->name, name) == 0)
+        if (wset_is_findable(ws) && ws->name[0] && strcmp(ws->name, name) == 0)
             best = prefer(best, ws, uid, gid);
     }
     return best;
@@ -183,9 +182,9 @@ struct wset *pool_find_own_name(struct pool *pool, const char *name, uint32_t ui
     struct wset *found = NULL;
     list_for_each (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (ws->state != WSET_ENDING && !ws->superseded && ws->owner_uid == uid && ws->name[0] &&
+        if ((wset_is_findable(ws) || wset_is_uncommitted(ws)) && ws->owner_uid == uid && ws->name[0] &&
             strcmp(ws->name, name) == 0 &&
-            (!found || found->prepared)) /* of two versions the one that is there */
+            (!found || wset_is_uncommitted(found))) /* of two versions the one that is there */
             found = ws;
     }
     return found;
@@ -215,8 +214,7 @@ struct wset *pool_find(struct pool *pool, const char *text, uint32_t uid, uint32
     dataset_spec_free(&spec);
     list_for_each (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (canonical && ws->state != WSET_ENDING && !ws->prepared && !ws->superseded &&
-            strcmp(ws->spec, canonical) == 0)
+        if (canonical && wset_is_findable(ws) && strcmp(ws->spec, canonical) == 0)
             best = prefer(best, ws, uid, gid);
     }
     return best;
@@ -302,6 +300,12 @@ int pool_creates_check(struct pool *pool, uint32_t uid, struct leat_error *err)
 
 /* --- beginning and ending ------------------------------------------------------------------------------------------------ */
 
+void pool_list(struct pool *pool, struct wset *ws, enum wset_phase phase)
+{
+    wset_move(ws, phase);
+    list_push_back(&pool->sets, &ws->node);
+}
+
 int pool_host(struct pool *pool, struct wset *ws, uint64_t limit_bytes, struct leat_error *err)
 {
     ws->created_ns = clock_now_ns();
@@ -309,14 +313,14 @@ int pool_host(struct pool *pool, struct wset *ws, uint64_t limit_bytes, struct l
     if (rc == 0 && (rc = fill_start(pool->fill, ws)) < 0)
         error_set(err, rc, "out of memory while starting to load");
     if (rc == 0)
-        list_push_back(&pool->sets, &ws->node);
+        pool_list(pool, ws, WSET_LIVE);
     return rc;
 }
 
 /* Its last reader here is gone. */
 static void superseded_sweep(struct wset *ws)
 {
-    if (!ws->superseded || ws->leases > 0 || ws->state == WSET_ENDING)
+    if (!wset_phase_in(ws, 1u << WSET_SUPERSEDED) || ws->leases > 0)
         return;
     if (ws->holders == 0)
         pool_drop(ws->pool, ws, POOL_SWEEP);
@@ -331,8 +335,10 @@ void pool_supersede(struct pool *pool, struct wset *ws)
         return;
     }
     /* Readers on other nodes come for it by its uuid: it stays listed as long as somebody holds it. */
-    ws->superseded = true;
-    ws->flags &= ~PROTO_WS_EXPLICIT;
+    if (wset_is_findable(ws)) { /* other nodes may say it several times, or of a set that has ended here */
+        wset_move(ws, WSET_SUPERSEDED);
+        ws->flags &= ~PROTO_WS_EXPLICIT;
+    }
     superseded_sweep(ws);
 }
 
@@ -356,7 +362,7 @@ void pool_sweep(struct pool *pool, uint32_t uid)
 {
     list_for_each_safe (node, &pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (ws->leases > 0 || ws->prepared || (ws->flags & PROTO_WS_EXPLICIT) ||
+        if (ws->leases > 0 || wset_is_uncommitted(ws) || (ws->flags & PROTO_WS_EXPLICIT) ||
             (uid != UINT32_MAX && ws->owner_uid != uid))
             continue;
         if (ws->holders == 0)
@@ -380,9 +386,11 @@ static void drop_successor(struct pool *pool, const struct wset *ws, enum pool_e
 
 void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
 {
-    if (ws->state != WSET_ENDING) {
+    if (!wset_has_ended(ws)) {
         atomic_fetch_add(&pool->drops, 1);
-        ws->state = WSET_ENDING;
+        if (end == POOL_DROP_FORCE)
+            atomic_fetch_add(&ws->live->generation, 1);
+        wset_move(ws, end == POOL_DROP_FORCE ? WSET_REVOKED : WSET_ENDED);
         list_remove(&ws->node);
         if (ws->leases == 0 && end != POOL_DROP_FORCE) {
             /* Back at once, or when a thread or a connection has let go of it. */
@@ -397,11 +405,7 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
             ws->replaces->appender = NULL;
         if (ws->appender && end != POOL_SWEEP)
             drop_successor(pool, ws, end);
-        if (end == POOL_DROP_FORCE) { /* before fill_cancel, which wakes loads: they look at it once */
-            atomic_fetch_add(&ws->live->generation, 1);
-            atomic_store(&ws->revoked, true);
-        }
-        fill_cancel(pool->fill, ws);
+        fill_cancel(pool->fill, ws); /* after the move: it wakes loads, which look at the phase once */
         if (end == POOL_DROP_FORCE) {
             if (pool->revoked)
                 pool->revoked(pool->user, ws);

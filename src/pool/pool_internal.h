@@ -9,6 +9,8 @@
 extern const struct wset_owner_ops pool_set_ops; /* pool.set_config.owner */
 /* wset_new for this pool: takes index_fd on success. Any thread. LEAT_CORRUPT, LEAT_NO_SPACE, -ENOMEM. */
 int pool_set_new(struct pool *pool, int index_fd, bool trusted, struct wset **ret_ws, struct leat_error *err);
+/* A new set is there from here on. */
+void pool_list(struct pool *pool, struct wset *ws, enum wset_phase phase);
 /* Idle implicit sets make room for one that is wanted. `patient`: what is on its way back counts as there. */
 void pool_evict_idle(struct pool *pool, uint64_t want, bool patient);
 /* Drops the idle implicit set that was opened first: of this user, NULL: of any. False: there is none. */

@@ -8,7 +8,7 @@
  *
  * Failure modes: no room, a name that is taken, a node of the version before lost meanwhile, that version dropped meanwhile: each is
  * an error to done, and what was taken goes back. Invariant: `prepared` sets are listed, so that what happens to nodes is noted in
- * them; everything that looks for sets by name or source passes them over.
+ * them; everything that looks for sets by name or source passes them over (wset_is_findable).
  */
 #include "pool/pool_internal.h"
 
@@ -68,7 +68,7 @@ static int still_good(struct preparing *p, struct leat_error *err)
         return error_set(err, -ECANCELED, "the daemon is ending");
     if (p->err.code < 0)
         return p->err.code;
-    if (ws->state == WSET_ENDING || (old && old->state == WSET_ENDING))
+    if (wset_has_ended(ws) || (old && wset_has_ended(old)))
         return error_set(err, LEAT_STALE, "'%s' was dropped meanwhile", ws->name);
     if (old && (old->lost_nodes || old->losses != p->losses))
         return error_set(err, LEAT_PEER_GONE, "a node that holds part of '%s' was lost meanwhile", ws->name);
@@ -80,12 +80,13 @@ static void prepare_done(struct work *work)
     struct preparing *p = container_of(work, struct preparing, work);
     struct wset *ws = p->ws;
     int rc = still_good(p, &p->err);
-    ws->preparing = false;
     if (rc < 0)
         appender_clear(ws);
-    if (rc < 0 && list_empty(&ws->node) && ws->state != WSET_ENDING)
+    if (rc == 0)
+        wset_move(ws, ws->orphaned_ns ? WSET_ORPHANED : WSET_PREPARED);
+    else if (wset_phase_in(ws, 1u << WSET_NEW))
         wset_unref(ws); /* was never listed */
-    else if (rc < 0)
+    else
         pool_drop(ws->pool, ws, POOL_SWEEP);
     p->done(p->user, rc < 0 ? &p->err : NULL);
     wset_unref(ws);
@@ -148,26 +149,24 @@ int pool_prepare(struct pool *pool, struct wset *ws, uint64_t limit, pool_prepar
                             .user = user};
     ws->created_ns = clock_now_ns();
     p->err.code = begin(pool, ws, limit, &p->err);
-    if (p->err.code == 0) {
-        ws->prepared = ws->preparing = true;
-        list_push_back(&pool->sets, &ws->node);
-    }
+    if (p->err.code == 0)
+        pool_list(pool, ws, WSET_PREPARING);
     work_start(pool, &p->work);
     return 0;
 }
 
 void pool_commit(struct pool *pool, struct wset *ws)
 {
-    if (!ws->prepared || ws->preparing)
+    if (!wset_is_committable(ws))
         return;
     struct wset *old = TAKE_PTR(ws->replaces);
-    ws->prepared = false;
+    wset_move(ws, WSET_LIVE);
     ws->orphaned_ns = 0;
     if (old)
         pool_supersede(pool, old);
     wset_unref(old);
     if (ws->flags & PROTO_WS_PUSHED) {
-        ws->state = WSET_READY;
+        ws->loaded = true;
         wset_progressed(ws);
     } else {
         fill_go(pool->fill, ws);

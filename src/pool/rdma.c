@@ -59,7 +59,7 @@ static int may(const struct pool *pool, uint32_t uid, struct leat_error *err)
 static int find_region(struct wset *ws, uint32_t gid, struct region **ret_region, struct leat_error *err)
 {
     struct region *r = gid < ws->nregions ? ws->regions[gid].region : NULL;
-    if (atomic_load(&ws->revoked))
+    if (wset_is_revoked(ws))
         return error_set(err, LEAT_STALE, "the working set was dropped");
     if (!r)
         return error_set(err, LEAT_INVALID, "region %" PRIu32 " is not here", gid);

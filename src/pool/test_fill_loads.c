@@ -166,7 +166,7 @@ static void test_loads_dropped(void **state)
     wait_stalled();
     later = loads_start(fill, other, LATER);
     script.stall = false;
-    atomic_store(&ws->revoked, true);
+    wset_move(ws, WSET_REVOKED);
     fill_cancel(fill, ws);
     loads_end(loads, N, -ECANCELED);
     loads_end(later, LATER, 0);

@@ -167,7 +167,7 @@ static bool part_of(struct verify *v, uint64_t i, unsigned f, struct index_part 
 
 static bool given_up(const struct verify *v)
 {
-    return atomic_load(&v->ws->revoked) || atomic_load(&v->pool->stopping);
+    return wset_is_revoked(v->ws) || atomic_load(&v->pool->stopping);
 }
 
 /* A part that is larger than the window. */

@@ -501,7 +501,7 @@ unsigned fill_connections(const struct fill_thread *t)
 bool fill_remote_cancelled(struct fill_thread *t, const struct wset *ws)
 {
     pthread_mutex_lock(&t->fill->lock);
-    bool over = t->fill->stopping || atomic_load(&ws->revoked) ||
+    bool over = t->fill->stopping || wset_is_revoked(ws) ||
                 (t->loading ? t->fill->loads_cancelled : ws->fill_cancelled);
     pthread_mutex_unlock(&t->fill->lock);
     return over;

@@ -103,8 +103,8 @@ static void resync_answer(void *user, struct peer_reply *reply)
             wset_node_lost(ws, r->node);
             wset_progressed(ws);
         }
-        if (reply->status == LEAT_NOT_FOUND && !(ws->flags & PROTO_WS_PUSHED) && !ws->prepared &&
-            !ws->superseded && cluster_is_up(r->cluster, r->node))
+        if (reply->status == LEAT_NOT_FOUND && !(ws->flags & PROTO_WS_PUSHED) && wset_is_findable(ws) &&
+            cluster_is_up(r->cluster, r->node))
             reinstall(r->cluster, ws, r->node);
     }
     free(r);
@@ -288,7 +288,7 @@ static void tick(struct loop_timer *timer)
     /* A node that came back fills its regions again: when it is through, they are there again. */
     list_for_each (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        for (unsigned n = 0; ws->lost_nodes && !ws->prepared && n < c->config.nnodes; n++) {
+        for (unsigned n = 0; ws->lost_nodes && !wset_is_uncommitted(ws) && n < c->config.nnodes; n++) {
             if ((ws->lost_nodes & ~ws->resyncing) >> n & 1)
                 nodes_resync(c, ws, n, 0);
         }

@@ -126,10 +126,9 @@ static int replica_list(struct cluster *c, struct wset *ws, struct leat_error *e
     if (!ours) {
         if (ws->flags & PROTO_WS_STREAMED)
             wset_pin(ws, ws->pinned_end);
-        list_push_back(&c->pool->sets, &ws->node);
+        pool_list(c->pool, ws, WSET_LIVE);
         wset_settle_empty(ws);
-        if (ws->flags & PROTO_WS_PUSHED)
-            ws->state = WSET_READY;
+        ws->loaded = ws->flags & PROTO_WS_PUSHED;
         if (cluster_hosts(ws, c->self))
             wset_node_lost(ws, c->self);
     }

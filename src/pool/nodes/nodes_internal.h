@@ -89,7 +89,7 @@ void nodes_commit(struct cluster *c, struct wset *ws);
 /* To one node, that may have missed it. */
 void nodes_send_commit(struct cluster *c, const struct wset *ws, unsigned n);
 int nodes_on_commit(struct cluster *c, const void *body, size_t len);
-/* The node that was to commit it is gone; those for whom nobody has done it since. */
+/* The node that was to commit it (wset_is_uncommitted) is gone; those for whom nobody has done it since. */
 void nodes_orphan(struct wset *ws);
 void nodes_drop_orphans(struct cluster *c);
 /* nodes_access.c. Sealed to `aad`, for node n: appended to `out`. -ENOTCONN */

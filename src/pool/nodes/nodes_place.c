@@ -56,7 +56,7 @@ static void tell_commit(struct cluster *c, const struct proto_commit *m)
 void nodes_send_commit(struct cluster *c, const struct wset *ws, unsigned n)
 {
     struct proto_commit m = {0}; /* a node that has prepared it knows which version is before it */
-    if (ws->prepared || !cluster_hosts(ws, n))
+    if (wset_is_uncommitted(ws) || !cluster_hosts(ws, n))
         return;
     struct bytes_out body = {0};
     memcpy(m.uuid, ws->uuid, PROTO_UUID);
@@ -68,7 +68,7 @@ void nodes_send_commit(struct cluster *c, const struct wset *ws, unsigned n)
 void nodes_commit(struct cluster *c, struct wset *ws)
 {
     struct proto_commit m = {0};
-    if (!ws->prepared || ws->preparing)
+    if (!wset_is_committable(ws))
         return;
     memcpy(m.uuid, ws->uuid, PROTO_UUID);
     if (ws->replaces)
@@ -92,15 +92,18 @@ int nodes_on_commit(struct cluster *c, const void *body, size_t len)
 
 void nodes_orphan(struct wset *ws)
 {
-    if (ws->prepared && !ws->orphaned_ns)
-        ws->orphaned_ns = clock_now_ns();
+    if (ws->orphaned_ns)
+        return;
+    ws->orphaned_ns = clock_now_ns();
+    if (wset_phase_in(ws, 1u << WSET_PREPARED)) /* else it will be, when it is prepared */
+        wset_move(ws, WSET_ORPHANED);
 }
 
 void nodes_drop_orphans(struct cluster *c)
 {
     list_for_each_safe (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (!ws->prepared || !ws->orphaned_ns || clock_now_ns() - ws->orphaned_ns < ORPHAN_NS)
+        if (!wset_is_uncommitted(ws) || !ws->orphaned_ns || clock_now_ns() - ws->orphaned_ns < ORPHAN_NS)
             continue;
         log_info("the node that was to complete %s went away: it is dropped",
                  ws->name[0] ? ws->name : ws->spec);
@@ -117,7 +120,7 @@ static int hosts_check(struct placing *p)
     struct wset *ws = p->ws, *old = ws->replaces;
     if (atomic_load(&c->pool->stopping))
         return error_set(&p->err, -ECANCELED, "the daemon is ending");
-    if (ws->state == WSET_ENDING || (old && old->state == WSET_ENDING))
+    if (wset_has_ended(ws) || (old && wset_has_ended(old)))
         return error_set(&p->err, LEAT_STALE, "'%s' was dropped meanwhile", ws->name);
     for (unsigned n = 0; n < c->config.nnodes; n++) {
         if (n != c->self && cluster_hosts(ws, n) && (!cluster_is_up(c, n) || (ws->lost_nodes >> n & 1)))
@@ -139,7 +142,7 @@ static void placing_end(struct placing *p)
             if (p->accepted[n])
                 nodes_send_forget(c, ws, n, true, true);
         }
-        if (ws->prepared)
+        if (wset_is_uncommitted(ws))
             pool_drop(c->pool, ws, POOL_SWEEP);
     }
     p->done(p->user, p->err.code < 0 ? &p->err : NULL);

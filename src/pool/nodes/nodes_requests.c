@@ -272,7 +272,7 @@ static void tell_on(struct cluster_link *link)
 {
     struct catchup *t;
     while ((t = list_first(&link->catchup_queue, struct catchup, node)) && !t->out) {
-        bool more = t->ws->state != WSET_ENDING && (t->sent < t->records.len || catchup_make(t));
+        bool more = !wset_has_ended(t->ws) && (t->sent < t->records.len || catchup_make(t));
         if (more) {
             const uint8_t *from = t->records.data + t->sent;
             size_t bytes = MIN(TELL_BYTES, t->records.len - t->sent);
@@ -283,7 +283,7 @@ static void tell_on(struct cluster_link *link)
             return;
         }
         t->at = 0;
-        if (!t->again || t->ws->state == WSET_ENDING)
+        if (!t->again || wset_has_ended(t->ws))
             catchup_free(t);
         else
             t->again = false;
@@ -392,9 +392,9 @@ static void holder_gone(struct cluster *c, struct wset *ws, unsigned n)
 {
     ws->holders &= ~(1ull << n);
     ws->unconfirmed &= ~(1ull << n);
-    if (ws->prepared && n == ws->placer)
+    if (wset_is_uncommitted(ws) && n == ws->placer)
         nodes_orphan(ws);
-    if (!ws->prepared && ws->holders == 0 && ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT))
+    if (!wset_is_uncommitted(ws) && ws->holders == 0 && ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT))
         pool_drop(c->pool, ws, POOL_SWEEP);
 }
 

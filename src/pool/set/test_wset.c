@@ -570,6 +570,29 @@ static void test_segments_of_tiny_samples(void **state)
     assert_int_equal(wset_segment_bytes(&index), 256 * KIB);
 }
 
+/* What can be done with a set in each phase, and that the setter takes the moves of the table. */
+static void test_phases(void **state)
+{
+    static const enum wset_phase way[] = {WSET_PREPARING, WSET_PREPARED,   WSET_ORPHANED,
+                                          WSET_LIVE,      WSET_SUPERSEDED, WSET_ENDED};
+    struct wset *ws = make((struct part[]){{0, 64}}, 1, 1, 0);
+    assert_false(wset_is_findable(ws) || wset_is_uncommitted(ws) || wset_has_ended(ws));
+    for (unsigned k = 0; k < ARRAY_LEN(way); k++) {
+        wset_move(ws, way[k]);
+        assert_int_equal(wset_is_uncommitted(ws), k <= 2);
+        assert_int_equal(wset_is_committable(ws), k == 1 || k == 2);
+        assert_int_equal(wset_is_findable(ws), k == 3);
+        assert_int_equal(wset_has_ended(ws), k == 5);
+        assert_false(wset_is_revoked(ws));
+    }
+    wset_unref(ws);
+    ws = make((struct part[]){{0, 64}}, 1, 1, 0);
+    wset_move(ws, WSET_LIVE);
+    wset_move(ws, WSET_REVOKED);
+    assert_true(wset_has_ended(ws) && wset_is_revoked(ws));
+    wset_unref(ws);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -591,6 +614,7 @@ int main(void)
         cmocka_unit_test(test_allocations),
         cmocka_unit_test(test_hostile_index),
         cmocka_unit_test(test_segments_of_tiny_samples),
+        cmocka_unit_test(test_phases),
     };
     for (unsigned k = 0; k < sizeof(content); k++)
         content[k] = testing_byte(1, k);

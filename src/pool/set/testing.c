@@ -200,6 +200,7 @@ struct wset *testing_wset(int index_fd, uint64_t region_bytes)
             0)
             fail_msg("%s", err.message);
     }
+    wset_move(ws, WSET_LIVE);
     return ws;
 }
 

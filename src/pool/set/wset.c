@@ -206,6 +206,28 @@ int wset_new(const struct wset_config *config, int index_fd, bool trusted, struc
     return 0;
 }
 
+#define P(phase) (1u << WSET_##phase)
+/* PREPARING may become ORPHANED at once: its node can go while the set is prepared. LIVE at once: a set of one node, or a replica. */
+static const uint32_t wset_moves[WSET_PHASES] = {
+    [WSET_NEW] = P(PREPARING) | P(LIVE),
+    [WSET_PREPARING] = P(PREPARED) | P(ORPHANED) | P(ENDED) | P(REVOKED),
+    [WSET_PREPARED] = P(ORPHANED) | P(LIVE) | P(ENDED) | P(REVOKED),
+    [WSET_ORPHANED] = P(LIVE) | P(ENDED) | P(REVOKED),
+    [WSET_LIVE] = P(SUPERSEDED) | P(ENDED) | P(REVOKED),
+    [WSET_SUPERSEDED] = P(ENDED) | P(REVOKED),
+};
+#undef P
+
+void wset_move(struct wset *ws, enum wset_phase to)
+{
+    static const char *const names[WSET_PHASES] = {"NEW",  "PREPARING",  "PREPARED", "ORPHANED",
+                                                   "LIVE", "SUPERSEDED", "ENDED",    "REVOKED"};
+    enum wset_phase from = atomic_load(&ws->phase);
+    assert(to < WSET_PHASES && (wset_moves[from] >> to & 1));
+    log_debug("set %s: %s -> %s", ws->name[0] ? ws->name : ws->spec, names[from], names[to]);
+    atomic_store(&ws->phase, to);
+}
+
 struct wset *wset_ref(struct wset *ws)
 {
     atomic_fetch_add(&ws->refs, 1);
@@ -279,7 +301,7 @@ bool wset_allows(const struct wset *ws, uint32_t uid, uint32_t gid)
 
 bool wset_written(struct wset *ws)
 {
-    if (!atomic_load(&ws->revoked))
+    if (!wset_is_revoked(ws))
         return false;
     for (uint32_t g = 0; g < ws->nregions; g++) {
         if (ws->regions[g].region)
@@ -421,11 +443,9 @@ bool wset_complete(const struct wset *ws)
            ws->index.header->nsamples;
 }
 
-bool wset_is_ready(struct wset *ws)
+bool wset_is_loaded(const struct wset *ws)
 {
-    if (ws->state == WSET_FILLING && wset_complete(ws))
-        ws->state = WSET_READY;
-    return ws->state == WSET_READY;
+    return ws->loaded || wset_complete(ws);
 }
 
 void wset_inherit(struct wset *ws, const struct wset *old)

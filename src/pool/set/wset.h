@@ -5,9 +5,6 @@
  * Owners. The control loop owns the object: creation, leases, waiters, its end. Fill threads and peers report pieces
  * ("these bytes of this part have arrived, with this CRC") through wset_piece, which any thread may call: a part that arrives
  * whole is set at once, one that straddles segments or hosts is put together under straddle_lock with crc32c_combine.
- *
- *   FILLING ──▶ READY ──▶ ENDING (dropped: no new handles) ──▶ freed when the last reference goes
- *      └────────────────────▲
  */
 #ifndef POOL_SET_WSET_H
 #define POOL_SET_WSET_H
@@ -25,7 +22,18 @@ struct region;
 struct stream_window;
 struct wset;
 
-enum wset_state { WSET_FILLING, WSET_READY, WSET_ENDING };
+/* Moves: wset_moves in wset.c, drawn in README.md. */
+enum wset_phase {
+    WSET_NEW,       /* in the hands of its maker alone; no list has it */
+    WSET_PREPARING, /* listed, and found by its uuid only, until it is LIVE */
+    WSET_PREPARED,  /* all that can fail is done: it waits for its commit */
+    WSET_ORPHANED,  /* PREPARED, and the node that was to commit it is lost */
+    WSET_LIVE,
+    WSET_SUPERSEDED, /* by a later version: its readers keep it, and come for it by its uuid */
+    WSET_ENDED,      /* no list has it: its memory goes with the last reference */
+    WSET_REVOKED,    /* ended by force: its memory is gone */
+    WSET_PHASES
+};
 
 struct wset_region {
     struct region *region; /* NULL: on another node */
@@ -68,21 +76,18 @@ struct wset {
     struct list node;
     const struct wset_config *config; /* NULL: a set without an owner */
     struct pool *pool;
-    enum wset_state state;
     char *name, *spec; /* name "" = implicit */
     uint32_t version;
     unsigned leases;     /* handles of clients */
     struct list waiters; /* struct waiter */
     uint64_t created_ns;
-    /* Placed and installed, not committed: nobody finds it by name or source, and it may still be taken back. */
-    bool prepared, preparing; /* preparing: not yet, and not to be committed */
-    uint32_t placer;          /* prepared: the node that is to commit it */
-    uint64_t orphaned_ns;     /* prepared, and the node that is to commit it went away then */
-    struct wset *replaces;    /* prepared: the version before, a reference, or NULL */
-    bool superseded;          /* by a later version: readers who have it keep it, nobody else finds it */
-    const void *appender;     /* whoever makes the next version of this set, or NULL: one at a time */
-    uint64_t limit_bytes;     /* as whoever had it made wanted: at most so much of the pool; 0: no limit */
-    uint64_t losses;          /* how often a node of it was lost */
+    bool loaded;           /* has been complete once, or was pushed: see wset_is_loaded */
+    uint32_t placer;       /* until the commit: the node that is to make it */
+    uint64_t orphaned_ns;  /* that node went away then; 0: it did not */
+    struct wset *replaces; /* until the commit: the version before, a reference, or NULL */
+    const void *appender;  /* whoever makes the next version of this set, or NULL: one at a time */
+    uint64_t limit_bytes;  /* as whoever had it made wanted: at most so much of the pool; 0: no limit */
+    uint64_t losses;       /* how often a node of it was lost */
 
     /* immutable after wset_new */
     uint64_t serial; /* unique in this process: what caches are keyed by, never the address */
@@ -121,8 +126,8 @@ struct wset {
     _Atomic uint64_t table_bytes; /* charged: index, live table, bookkeeping of samples, regions and window */
     _Atomic uint64_t leaving_bytes; /* ended, and this much comes back with the last reference */
     _Atomic unsigned refs;
-    _Atomic bool revoked;        /* dropped by force */
-    _Atomic bool rdma_preparing; /* its regions are being registered for puts */
+    _Atomic(enum wset_phase) phase; /* wset_move writes it */
+    _Atomic bool rdma_preparing;    /* its regions are being registered for puts */
     _Atomic uint8_t *parts_done; /* per sample: a bit for each field that is complete, mask_bytes of them */
     unsigned mask_bytes;
     _Atomic uint8_t
@@ -212,11 +217,38 @@ bool wset_failed_transient(struct wset *ws);
 int wset_failure_any(struct wset *ws, struct leat_error *err);
 /* Every sample is resident, failed, lost (and so read from its source), or streamed. */
 bool wset_complete(const struct wset *ws);
-/*
- * Loop thread. Is it READY? Clients see in shared memory that the last sample is there, before the message that says so has reached the
- * loop: so this looks, and moves a set that is complete from FILLING to READY.
- */
-bool wset_is_ready(struct wset *ws);
+/* Is it complete, or has it been? Clients see that the last sample is there before the loop does, so this looks. Control loop. */
+bool wset_is_loaded(const struct wset *ws);
+
+/* Control loop. A move that the table does not allow is our mistake: it asserts. */
+void wset_move(struct wset *ws, enum wset_phase to);
+/* The phase is one of these bits. Any thread, as all predicates. */
+static inline bool wset_phase_in(const struct wset *ws, uint32_t phases)
+{
+    return phases >> atomic_load(&ws->phase) & 1;
+}
+/* By name and by source. */
+static inline bool wset_is_findable(const struct wset *ws)
+{
+    return wset_phase_in(ws, 1u << WSET_LIVE);
+}
+static inline bool wset_is_committable(const struct wset *ws)
+{
+    return wset_phase_in(ws, 1u << WSET_PREPARED | 1u << WSET_ORPHANED);
+}
+/* Listed and not committed. */
+static inline bool wset_is_uncommitted(const struct wset *ws)
+{
+    return wset_phase_in(ws, 1u << WSET_PREPARING | 1u << WSET_PREPARED | 1u << WSET_ORPHANED);
+}
+static inline bool wset_has_ended(const struct wset *ws)
+{
+    return wset_phase_in(ws, 1u << WSET_ENDED | 1u << WSET_REVOKED);
+}
+static inline bool wset_is_revoked(const struct wset *ws)
+{
+    return wset_phase_in(ws, 1u << WSET_REVOKED);
+}
 /* Append: takes over states and CRCs of the version before, which is complete; fields are the same and in the same order. */
 void wset_inherit(struct wset *ws, const struct wset *old);
 /* Parts of sample i that have bytes to wait for. */
