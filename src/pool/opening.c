@@ -28,15 +28,24 @@
 #define INDEXING_USER_MAX 2u /* so that one user's slow source does not hold up everybody */
 #define PROGRESS_EVERY_NS (100 * NS_PER_MS)
 
+enum opening_state {
+    OPENING_QUEUED,   /* for a thread */
+    OPENING_SCANNING, /* the index thread works */
+    OPENING_WAITING,  /* for memory that is on its way back */
+    OPENING_PLACING,  /* on several nodes */
+    OPENING_DONE,     /* its requests are answered, and it is freed */
+    OPENING_STATES
+};
+
 /* One scan (or look at the cache), and everybody who waits for it. */
 struct opening {
     struct work work; /* the index thread */
     struct list node;
     struct pool *pool;
+    enum opening_state state;
     char *spec; /* canonical */
     struct dataset_spec parsed;
     struct list requests;
-    bool running;
     struct source_binding binding;
     struct source_groups *groups; /* that the binding has */
     struct access *access;        /* of the first request; NULL: nothing is remote */
@@ -49,6 +58,23 @@ struct opening {
     bool scanned;
     struct leat_error err;
 };
+
+#define P(state) (1u << OPENING_##state)
+static const uint32_t opening_moves[OPENING_STATES] = {
+    [OPENING_QUEUED] = P(SCANNING) | P(DONE),
+    [OPENING_SCANNING] = P(WAITING) | P(PLACING) | P(DONE),
+    [OPENING_WAITING] = P(PLACING) | P(DONE),
+    [OPENING_PLACING] = P(DONE),
+};
+#undef P
+
+static void opening_move(struct opening *o, enum opening_state to)
+{
+    static const char *const names[OPENING_STATES] = {"QUEUED", "SCANNING", "WAITING", "PLACING", "DONE"};
+    assert(opening_moves[o->state] >> to & 1);
+    log_debug("opening of %s: %s -> %s", o->spec, names[o->state], names[to]);
+    o->state = to;
+}
 
 static void request_free(struct open_request *r)
 {
@@ -238,6 +264,7 @@ static int request_serve(struct pool *pool, struct opening *o, struct open_reque
 static void opening_serve(struct opening *o)
 {
     struct pool *pool = o->pool;
+    opening_move(o, OPENING_DONE);
     list_for_each_safe (node, &o->requests) {
         struct open_request *r = container_of(node, struct open_request, node);
         struct leat_error err = o->err;
@@ -286,6 +313,7 @@ static bool opening_place(struct opening *o)
     index_close(&index);
     if (known || set_new(pool, o, first, &o->placing, &o->err) < 0)
         return false;
+    opening_move(o, OPENING_PLACING);
     pool_evict_idle(pool, align_up(o->placing->index.header->address_end, 4096), false);
     return pool->nodes->place(pool->cluster, o->placing, first->pool_bytes, opening_placed, o) == 0;
 }
@@ -319,10 +347,14 @@ static void opening_go_on(struct loop_timer *timer)
     struct opening *o = container_of(timer, struct opening, room);
     if (atomic_load(&o->pool->stopping) && !o->err.code)
         o->err.code = error_set(&o->err, -ECANCELED, "the daemon is ending");
-    if (opening_waits(o))
-        loop_timer_set(o->pool->loop, &o->room, clock_now_ns() + LEAVING_LOOK_NS);
-    else if (!opening_place(o))
-        opening_serve(o);
+    if (!opening_waits(o)) {
+        if (!opening_place(o))
+            opening_serve(o);
+        return;
+    }
+    if (o->state != OPENING_WAITING)
+        opening_move(o, OPENING_WAITING);
+    loop_timer_set(o->pool->loop, &o->room, clock_now_ns() + LEAVING_LOOK_NS);
 }
 
 static void opening_done(struct work *work)
@@ -453,7 +485,7 @@ static unsigned indexing_of(const struct pool *pool, uint32_t uid)
     unsigned n = 0;
     list_for_each (node, &pool->openings) {
         const struct opening *o = container_of(node, struct opening, node);
-        n += o->running && o->binding.caller.uid == uid;
+        n += o->state != OPENING_QUEUED && o->binding.caller.uid == uid;
     }
     return n;
 }
@@ -464,10 +496,10 @@ static void openings_start(struct pool *pool)
         return;
     list_for_each_safe (node, &pool->openings) {
         struct opening *o = container_of(node, struct opening, node);
-        if (o->running || pool->indexing >= INDEXING_MAX ||
+        if (o->state != OPENING_QUEUED || pool->indexing >= INDEXING_MAX ||
             indexing_of(pool, o->binding.caller.uid) >= INDEXING_USER_MAX)
             continue;
-        o->running = true;
+        opening_move(o, OPENING_SCANNING);
         pool->indexing++;
         o->work = (struct work){.run = index_run, .done = opening_done};
         int rc = work_start_now(pool, &o->work);
@@ -576,7 +608,7 @@ void openings_cancel(struct pool *pool)
 {
     list_for_each_safe (node, &pool->openings) {
         struct opening *o = container_of(node, struct opening, node);
-        if (!o->running) {
+        if (o->state == OPENING_QUEUED) {
             o->err.code = error_set(&o->err, -ECANCELED, "the daemon is ending");
             opening_serve(o);
         }
