@@ -293,16 +293,22 @@ static void opening_placed(void *user, const struct leat_error *err)
     opening_serve(o);
 }
 
+/* The first request whose requester is still there; `append`: also one that appends. NULL: none. */
+static struct open_request *first_request(struct opening *o, bool append)
+{
+    list_for_each (node, &o->requests) {
+        struct open_request *r = container_of(node, struct open_request, node);
+        if (r->opened && (append || !r->append))
+            return r;
+    }
+    return NULL;
+}
+
 /* Several nodes: the set that the first request needs is placed before anybody is answered. */
 static bool opening_place(struct opening *o)
 {
     struct pool *pool = o->pool;
-    struct open_request *first = NULL;
-    list_for_each_safe (node, &o->requests) {
-        struct open_request *r = container_of(node, struct open_request, node);
-        if (!first && r->opened && !r->append) /* the requester is still there */
-            first = r;
-    }
+    struct open_request *first = first_request(o, false);
     if (!pool->nodes || o->err.code || !first)
         return false;
     struct index index;
@@ -325,12 +331,7 @@ static bool opening_place(struct opening *o)
 static bool opening_waits(struct opening *o)
 {
     struct pool *pool = o->pool;
-    struct open_request *first = NULL;
-    list_for_each_safe (node, &o->requests) {
-        struct open_request *r = container_of(node, struct open_request, node);
-        if (!first && r->opened)
-            first = r;
-    }
+    struct open_request *first = first_request(o, true);
     struct index index;
     if (o->err.code || !first || atomic_load(&pool->stopping) || index_map(o->index_fd, &index, NULL) < 0)
         return false;
@@ -513,60 +514,65 @@ static void openings_start(struct pool *pool)
 
 /* --- asking ---------------------------------------------------------------------------------------------------------- */
 
-static int opening_join(struct pool *pool, struct open_request *r, struct leat_error *err)
+/* The same source for the same user: its requests are answered together. */
+static struct opening *opening_find(struct pool *pool, const struct open_request *r, const char *canonical)
 {
-    struct dataset_spec spec = {0};
-    int rc = dataset_spec_parse(r->uri, &spec, err);
-    if (rc < 0)
-        return rc;
-    char *canonical = dataset_spec_format(&spec);
-    if (!canonical) {
-        dataset_spec_free(&spec);
-        return error_set(err, -ENOMEM, "out of memory");
-    }
-    rc = access_cache_take(pool, r, &spec, canonical, err);
-    if (rc < 0) {
-        free(canonical);
-        dataset_spec_free(&spec);
-        return rc;
-    }
-    bool taken = pool->nodes && (r->append ? pool->nodes->append(pool->cluster, r)
-                                           : pool->nodes->open(pool->cluster, r, canonical));
-    if (taken) {
-        free(canonical);
-        dataset_spec_free(&spec);
-        return 0;
-    }
     list_for_each (node, &pool->openings) {
         struct opening *o = container_of(node, struct opening, node);
         if (strcmp(o->spec, canonical) == 0 && o->binding.caller.uid == r->uid &&
             o->binding.caller.gid == r->gid && source_groups_same(o->groups, r->groups) &&
-            access_equal(o->access, r->access)) {
-            free(canonical);
-            dataset_spec_free(&spec);
-            list_push_back(&o->requests, &r->node);
-            return 0;
-        }
+            access_equal(o->access, r->access))
+            return o;
     }
+    return NULL;
+}
+
+/* Takes both on success. */
+static struct opening *opening_new(struct pool *pool, const struct open_request *r, char *canonical,
+                                   struct dataset_spec *spec)
+{
     struct opening *o = calloc(1, sizeof(*o));
-    if (!o) {
-        free(canonical);
-        dataset_spec_free(&spec);
-        return error_set(err, -ENOMEM, "out of memory");
-    }
+    if (!o)
+        return NULL;
     o->pool = pool;
     o->spec = canonical;
-    o->parsed = spec;
+    o->parsed = *spec;
+    *spec = (struct dataset_spec){0};
     o->index_fd = -1;
     o->groups = source_groups_ref(r->groups);
     o->binding = (struct source_binding){&pool->config.opener, {r->uid, r->gid, o->groups}};
     o->access = access_ref(r->access);
     o->room.fire = opening_go_on;
     list_init(&o->requests);
-    list_push_back(&o->requests, &r->node);
     list_push_back(&pool->openings, &o->node);
-    openings_start(pool);
-    return 0;
+    return o;
+}
+
+static int opening_join(struct pool *pool, struct open_request *r, struct leat_error *err)
+{
+    struct dataset_spec spec = {0};
+    int rc = dataset_spec_parse(r->uri, &spec, err);
+    if (rc < 0)
+        return rc;
+    AUTO_FREE char *canonical = dataset_spec_format(&spec);
+    rc = canonical ? access_cache_take(pool, r, &spec, canonical, err)
+                   : error_set(err, -ENOMEM, "out of memory");
+    bool taken =
+        rc == 0 && pool->nodes &&
+        (r->append ? pool->nodes->append(pool->cluster, r) : pool->nodes->open(pool->cluster, r, canonical));
+    if (rc == 0 && !taken) {
+        struct opening *o = opening_find(pool, r, canonical);
+        if (!o && (o = opening_new(pool, r, canonical, &spec)))
+            canonical = NULL;
+        if (o)
+            list_push_back(&o->requests, &r->node);
+        else
+            rc = error_set(err, -ENOMEM, "out of memory");
+    }
+    dataset_spec_free(&spec);
+    if (rc == 0 && !taken)
+        openings_start(pool);
+    return rc;
 }
 
 void pool_open(struct pool *pool, struct open_request *r)
