@@ -210,9 +210,9 @@ int nodes_adopt(struct cluster *c, struct peer_reply *reply, nodes_adopted_fn do
 static void install_end(struct pending_install *a)
 {
     if (a->session && a->err.code < 0)
-        cluster_refuse(a->session, a->type, a->id, &a->err);
+        conn_send_error(a->session->conn, a->type, a->id, &a->err);
     else if (a->session)
-        cluster_accept(a->session, a->type, a->id);
+        conn_send(a->session->conn, PROTO_REPLY, a->type, a->id, 0, NULL, NULL, 0);
     pending_install_free(a);
 }
 

@@ -63,7 +63,7 @@ void nodes_expire_unconfirmed(struct cluster *c);
 void nodes_confirm(struct cluster *c, unsigned n);
 bool cluster_is_up(const struct cluster *c, unsigned n);
 void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body);
-/* `bytes` of proto_ready_record as one message, to a node that is up; done: when it was sent or dropped, which may be at once. */
+/* `bytes` of proto_ready_record as one message, to a node that is up; done (or NULL): when it was sent or dropped, which may be at once. */
 void nodes_send_records(struct cluster *c, struct wset *ws, unsigned n, const void *records, size_t bytes,
                         void (*done)(void *user, int status), void *user);
 void nodes_send_forget(struct cluster *c, const struct wset *ws, unsigned n, bool end, bool force);
@@ -104,8 +104,6 @@ void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char 
 /* How a user reads a source: to one node that is up. Nothing when there are no credentials in it. */
 void nodes_send_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access);
 int nodes_on_access(struct cluster *c, struct rpc_session *session, struct conn_message *m);
-int cluster_refuse(struct rpc_session *session, uint16_t type, uint64_t id, const struct leat_error *err);
-int cluster_accept(struct rpc_session *session, uint16_t type, uint64_t id);
 /* A set that another node described: ours already, or a replica of it. reply->payload_fd is taken. done: later or at once. */
 typedef void (*nodes_adopted_fn)(void *user, struct wset *ws, const struct leat_error *err);
 int nodes_adopt(struct cluster *c, struct peer_reply *reply, nodes_adopted_fn done, void *user,

@@ -20,18 +20,6 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-int cluster_refuse(struct rpc_session *session, uint16_t type, uint64_t id, const struct leat_error *err)
-{
-    conn_send_error(session->conn, type, id, err);
-    return 0;
-}
-
-int cluster_accept(struct rpc_session *session, uint16_t type, uint64_t id)
-{
-    conn_send(session->conn, PROTO_REPLY, type, id, 0, NULL, NULL, 0);
-    return 0;
-}
-
 /* For another connection of a node with several addresses: longer than it takes to find out that one is dead, and to make it. */
 #define DOUBT_NS (30 * NS_PER_S)
 
@@ -333,19 +321,16 @@ static int on_resync(struct cluster *c, struct rpc_session *session, struct conn
     if (proto_set_flags_get(m->body, m->frame.body_bytes, &asked) < 0)
         return LEAT_CORRUPT;
     struct wset *ws = pool_find_uuid(c->pool, asked.uuid);
-    if (!ws || session->node >= c->config.nnodes) {
-        struct leat_error err;
-        error_set(&err, LEAT_NOT_FOUND, "the set is not here (any more)");
-        return cluster_refuse(session, m->frame.type, m->frame.id, &err);
-    }
-    bool here = true;
-    for (uint32_t g = 0; g < ws->nregions; g++)
-        here = here && (ws->regions[g].node != c->self || ws->regions[g].region);
+    bool known = ws && session->node < c->config.nnodes, here = known;
+    for (uint32_t g = 0; here && g < ws->nregions; g++)
+        here = ws->regions[g].node != c->self || ws->regions[g].region;
     if (!here) {
         struct leat_error err;
         error_set(&err, LEAT_NOT_FOUND,
-                  "this node was started anew and does not hold its regions of the set");
-        return cluster_refuse(session, m->frame.type, m->frame.id, &err);
+                  known ? "this node restarted and does not hold its regions of the set"
+                        : "the set is not here (any more)");
+        conn_send_error(session->conn, m->frame.type, m->frame.id, &err);
+        return 0;
     }
     if (asked.flags & RESYNC_HOLD)
         nodes_holder(ws, session);
