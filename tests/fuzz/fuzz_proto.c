@@ -1,17 +1,74 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Frames and messages of wire/leat/proto.h. First byte: which reader; what one accepts must come out of the writer as it
- * was, byte for byte.
+ * Frames and messages of wire/leat. First byte: which reader; what one accepts must come out of the writer as it was, byte for byte.
  */
 #include "wire/leat/messages.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+#define M(X)                                                                                                 \
+    {                                                                                                        \
+        &proto_##X##_layout, NULL                                                                            \
+    }
+/* With elements behind it. */
+#define N(X, E)                                                                                              \
+    {                                                                                                        \
+        &proto_##X##_layout, &proto_##E##_layout                                                             \
+    }
+
+/* Seeds say a message by its place here. NULL: frame, ranges. */
+static const struct {
+    const struct proto_layout *layout, *element;
+} messages[] = {
+    {NULL, NULL},
+    M(hello),
+    M(welcome),
+    M(open),
+    M(ws),
+    M(fetched),
+    {NULL, NULL},
+    M(report),
+    M(scanned),
+    M(proof),
+    M(id),
+    M(access),
+    M(found),
+    M(create),
+    M(progress),
+    M(revoked),
+    M(regions),
+    M(broker),
+    M(credits),
+    M(query),
+    M(query_reply),
+    M(drop),
+    M(stop),
+    M(verify),
+    M(verify_reply),
+    M(scan),
+    M(scan_reply),
+    M(scan_next),
+    M(name),
+    M(node_reply),
+    M(install),
+    M(commit),
+    M(set_flags),
+    M(resync_reply),
+    M(describe),
+    M(access_of),
+    N(regions_reply, gid),
+    N(wait, id),
+    N(fetch, span),
+    N(keys, gid),
+    N(puts, put_range),
+    N(ready, ready_record),
+    M(write),
+};
+
 static void same(struct bytes_out *out, const uint8_t *data, size_t size)
 {
     if (!out->failed && (out->len != size || (size && memcmp(out->data, data, size) != 0)))
         abort();
-    bytes_out_fini(out);
 }
 
 static void frame(const uint8_t *data, size_t size)
@@ -27,90 +84,62 @@ static void frame(const uint8_t *data, size_t size)
         abort();
 }
 
-static void ranges(const uint8_t *data, size_t size)
+static void ranges(const uint8_t *data, size_t size, struct bytes_out *out)
 {
     struct bytes_in in = bytes_in_of(data, size);
-    struct bytes_out out = {0};
     struct proto_range range;
-    while (bytes_left(&in) >= 16) {
+    while (bytes_left(&in) >= PROTO_RANGE) {
         proto_range_get(&in, &range);
-        proto_range_put(&out, &range);
+        proto_range_put(out, &range);
     }
-    same(&out, data, size / 16 * 16);
+    same(out, data, size / PROTO_RANGE * PROTO_RANGE);
     proto_range_get(&in, &range);
     if (!in.bad)
         abort();
 }
 
+/* Also when other things follow: what was read comes out. */
+static void message(const struct proto_layout *layout, const struct proto_layout *element,
+                    const uint8_t *data, size_t size, struct bytes_out *out)
+{
+    union {
+        struct proto_report report;
+        struct proto_welcome welcome;
+        struct proto_scan scan;
+        struct proto_ws ws;
+    } m;
+    struct bytes_in in = bytes_in_of(data, size);
+    int rc = proto_next(&in, layout, &m);
+    if (rc == 0)
+        proto_put(out, layout, &m);
+    if (rc == 0)
+        proto_fini(layout, &m);
+    while (rc == 0 && element && bytes_left(&in) > 0) {
+        if (proto_next(&in, element, &m) < 0)
+            abort(); /* it had been promised */
+        proto_put(out, element, &m);
+    }
+    if (rc == 0)
+        same(out, data, in.pos);
+    rc = proto_get(data, size, layout, &m);
+    if (rc == 0 && in.pos != size)
+        abort();
+    if (rc == 0)
+        proto_fini(layout, &m);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct bytes_out out = {0};
-    union {
-        struct proto_hello hello;
-        struct proto_welcome welcome;
-        struct proto_open open;
-        struct proto_ws ws;
-        struct proto_fetched fetched;
-        struct proto_report report;
-        struct proto_scanned scanned;
-    } m;
     if (size == 0)
         return 0;
-    uint8_t which = data[0];
-    data++;
-    size--;
-    switch (which % 9) {
-    case 0:
-        frame(data, size);
-        break;
-    case 1:
-        if (proto_hello_get(data, size, &m.hello) == 0) {
-            proto_hello_put(&out, &m.hello);
-            same(&out, data, size);
-        }
-        break;
-    case 2:
-        if (proto_welcome_get(data, size, &m.welcome) == 0) {
-            proto_welcome_put(&out, &m.welcome);
-            same(&out, data, size);
-        }
-        break;
-    case 3:
-        if (proto_open_get(data, size, &m.open) == 0) {
-            proto_open_put(&out, &m.open);
-            same(&out, data, size);
-            proto_open_fini(&m.open);
-        }
-        break;
-    case 4:
-        if (proto_ws_get(data, size, &m.ws) == 0) {
-            proto_ws_put(&out, &m.ws);
-            same(&out, data, size);
-            proto_ws_fini(&m.ws);
-        }
-        break;
-    case 5:
-        if (proto_fetched_get(data, size, &m.fetched) == 0) {
-            proto_fetched_put(&out, &m.fetched);
-            same(&out, data, size);
-            proto_fetched_fini(&m.fetched);
-        }
-        break;
-    case 6:
-        ranges(data, size);
-        break;
-    case 8:
-        if (proto_scanned_get(data, size, &m.scanned) == 0) {
-            proto_scanned_put(&out, &m.scanned);
-            same(&out, data, size);
-            proto_scanned_fini(&m.scanned);
-        }
-        break;
-    default:
-        if (proto_report_get(data, size, &m.report) == 0) {
-            proto_report_put(&out, &m.report);
-            same(&out, data, size);
-        }
-    }
+    size_t which = data[0] % ARRAY_LEN(messages);
+    if (which == 0)
+        frame(data + 1, size - 1);
+    else if (!messages[which].layout)
+        ranges(data + 1, size - 1, &out);
+    else
+        message(messages[which].layout, messages[which].element, data + 1, size - 1, &out);
+    bytes_out_fini(&out);
     return 0;
 }

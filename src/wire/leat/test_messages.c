@@ -395,7 +395,6 @@ static void test_data(void **state)
 
 static void test_peers(void **state)
 {
-    struct bytes_out out = {0};
     struct proto_install install = {.flags = 1, .first_new_address = 512};
     struct proto_commit commit;
     struct proto_set_flags set = {.flags = 3};
@@ -433,8 +432,7 @@ static void test_peers(void **state)
                 "0002000000000000"
                 "0004000000000000"
                 "fbffffff");
-    bytes_put_u32(&out,
-                  1000); /* DESCRIBE and APPEND: user, group, proto_open; what is sealed comes behind it */
+    /* DESCRIBE and APPEND: user, group, proto_open; what is sealed comes behind it */
     GOLDEN(describe, MESSAGE(describe, 1000, 100, 4, (const uint8_t *)"open"),
            "e8030000"
            "64000000"
