@@ -355,7 +355,7 @@ static int find_credentials(const char *profile)
 {
     struct credentials c = {0};
     struct leat_error err = {0};
-    struct bytes_out out = {0};
+    AUTO_BYTES struct bytes_out out = {0};
     struct stat st;
     if (fstat(STDOUT_FILENO, &st) < 0 || !S_ISFIFO(st.st_mode)) {
         fprintf(stderr, "leatd: --find-credentials writes keys to a program, not to be seen\n");
@@ -377,7 +377,6 @@ static int find_credentials(const char *profile)
          write(STDOUT_FILENO, out.data, out.len) != (ssize_t)out.len; /* less than a pipe holds */
     if (out.data)
         explicit_bzero(out.data, out.len);
-    bytes_out_fini(&out);
     return rc;
 }
 

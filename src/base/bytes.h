@@ -15,7 +15,8 @@ struct bytes_out {
     bool failed; /* an allocation failed; the contents are not to be sent */
 };
 void bytes_out_fini(struct bytes_out *out);
-void bytes_out_reset(struct bytes_out *out); /* len = 0, memory kept */
+#define AUTO_BYTES __attribute__((cleanup(bytes_out_fini))) /* AUTO_BYTES struct bytes_out out = {0}; */
+void bytes_out_reset(struct bytes_out *out);                /* len = 0, memory kept */
 /* Room for `len` more bytes at the end, which then belong to the contents, for the caller to write; NULL when failed. Valid until
  * the next call. */
 uint8_t *bytes_room(struct bytes_out *out, size_t len);

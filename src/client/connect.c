@@ -83,12 +83,11 @@ static int shake_hands(struct leat_client *c, uint64_t deadline_ns, struct leat_
                                 .acting_uid = (uint32_t)getuid(),
                                 .acting_gid = (uint32_t)getgid()};
     snprintf(hello.program, sizeof(hello.program), "libleat " LEAT_VERSION);
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     struct net_reply reply;
     proto_hello_put(&body, &hello);
     int rc = client_rpc_call(c, PROTO_HELLO, &body, NULL, 0,
                              &(struct client_rpc_how){.deadline_ns = deadline_ns}, &reply, err);
-    bytes_out_fini(&body);
     if (rc)
         return error_prefix(err, rc,
                             "handshake with the daemon at %s (libleat " LEAT_VERSION ", protocol %d)",

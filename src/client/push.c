@@ -188,12 +188,11 @@ int leat_create(struct leat_client *client, const char *name, const struct leat_
     /* The daemon takes only what cannot change any more under its feet. */
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW) < 0)
         return error_sys(err, -errno, "cannot seal the index");
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     struct net_reply reply;
     proto_create_put(&body, &(struct proto_create){.flags = o.flags, .name = (char *)(uintptr_t)name});
     const struct client_rpc_how how = {.deadline_ns = client_deadline(client, o.timeout_ns)};
     rc = client_rpc_call(client, PROTO_CREATE, &body, &fd, 1, &how, &reply, err);
-    bytes_out_fini(&body);
     if (!rc)
         net_reply_fini(&reply);
     return rc;
@@ -265,11 +264,10 @@ static int collect(struct push *p, uint64_t first, unsigned n, const void *const
 static int broker(struct leat_ws *ws, uint32_t node, const struct client_rpc_how *how, int *ret_fd,
                   struct leat_error *err)
 {
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     struct net_reply reply;
     proto_broker_put(&body, &(struct proto_broker){.ws = ws->info.ws, .node = ws->info.nodes[node].id});
     int rc = client_rpc_call(ws->client, PROTO_BROKER, &body, NULL, 0, how, &reply, err);
-    bytes_out_fini(&body);
     if (rc)
         return rc;
     if (reply.nfds != 1)
@@ -341,7 +339,7 @@ static int send_write(int fd, const struct bytes_out *body, uint64_t payload_byt
 static int write_node(const struct push *p, uint32_t node, uint64_t first, unsigned n,
                       const struct client_rpc_how *how, struct leat_error *err)
 {
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     uint32_t nranges = 0;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < p->n; i++)
@@ -357,12 +355,9 @@ static int write_node(const struct push *p, uint32_t node, uint64_t first, unsig
     AUTO_CLOSE int fd = -1;
     struct net_reply reply;
     int rc = broker(p->ws, node, how, &fd, err);
-    if (rc) {
-        bytes_out_fini(&body);
+    if (rc)
         return rc;
-    }
     rc = send_write(fd, &body, bytes, p, node, how);
-    bytes_out_fini(&body);
     if (!rc)
         rc = wait_ready(p->ws->client, fd, POLLIN, how);
     if (!rc)

@@ -45,12 +45,11 @@ int leat_query(struct leat_client *client, enum leat_query query, const char *ar
             return rc;
         arg = absolute;
     }
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     struct net_reply reply;
     proto_query_put(&body, &(struct proto_query){.query = query, .arg = arg});
     const struct client_rpc_how how = {.deadline_ns = client_deadline(client, 0)};
     rc = client_rpc_call(client, PROTO_QUERY, &body, NULL, 0, &how, &reply, err);
-    bytes_out_fini(&body);
     if (rc)
         return rc;
     struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
@@ -98,28 +97,25 @@ int leat_verify(struct leat_ws *ws, unsigned flags, leat_progress_fn progress, v
         rc = ws_check(ws, err);
     if (rc)
         return rc;
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     struct net_reply reply;
     proto_verify_put(&body, &(struct proto_verify){.ws = ws->info.ws, .flags = flags});
     rc = client_rpc_call(ws->client, PROTO_VERIFY, &body, NULL, 0,
                          &(struct client_rpc_how){.progress = progress, .progress_user = user}, &reply, err);
-    bytes_out_fini(&body);
     if (rc)
         return rc;
     struct bytes_in in = bytes_in_of(reply.body.data, reply.body.len);
-    struct proto_verify_reply m;
+    AUTO_MESSAGE(verify_reply) m;
     rc = proto_verify_reply_next(&in, &m);
     net_reply_fini(&reply);
     if (rc)
         return error_set(err, rc, "the daemon's answer cannot be read");
     if (ret_bad)
         *ret_bad = m.bad;
-    if (m.bad)
-        rc = error_set(err, LEAT_CORRUPT, "%llu sample%s of %s %s bad, the first is %s",
-                       (unsigned long long)m.bad, m.bad == 1 ? "" : "s", ws->uri, m.bad == 1 ? "is" : "are",
-                       m.first_bad);
-    proto_verify_reply_fini(&m);
-    return rc;
+    return m.bad ? error_set(err, LEAT_CORRUPT, "%llu sample%s of %s %s bad, the first is %s",
+                             (unsigned long long)m.bad, m.bad == 1 ? "" : "s", ws->uri,
+                             m.bad == 1 ? "is" : "are", m.first_bad)
+                 : 0;
 }
 
 int leat_stop(struct leat_client *client, int force, struct leat_error *err)

@@ -199,11 +199,10 @@ static int brokered(struct rails *r, uint32_t node, int rc, struct net_reply *re
 static int broker(struct rails *r, uint32_t node, const struct client_rpc_how *how, int *ret_fd,
                   struct leat_error *err)
 {
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     struct net_reply reply;
     broker_body(r, node, ANY_RAIL, &body);
     int rc = client_rpc_call(r->ws->client, PROTO_BROKER, &body, NULL, 0, how, &reply, err);
-    bytes_out_fini(&body);
     return brokered(r, node, rc, &reply, ret_fd, err);
 }
 
@@ -274,12 +273,10 @@ static void tell_rails(struct rails *r)
 
 static int dial_begin(struct rails *r, uint32_t node, unsigned rail, bool now)
 {
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     broker_body(r, node, rail, &body);
-    int rc = now ? client_rpc_begin_now(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail])
-                 : client_rpc_begin(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail]);
-    bytes_out_fini(&body);
-    return rc;
+    return now ? client_rpc_begin_now(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail])
+               : client_rpc_begin(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail]);
 }
 
 static int dial_take(struct rails *r, uint32_t node, unsigned rail, int *ret_fd, struct leat_error *err)

@@ -54,10 +54,9 @@ int leat_ws_report(struct leat_ws *ws, const struct leat_report *report, struct 
                              .bytes_per_s = whole(o.bytes_per_s, 1)};
     cut(m.job, sizeof(m.job), ws->client->job);
     cut(m.title, sizeof(m.title), o.title);
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_report_put(&body, &m);
     rc = client_rpc_post_now(ws->client, PROTO_REPORT, &body);
-    bytes_out_fini(&body);
     if (rc == -EAGAIN)
         return error_set(err, LEAT_BUSY, "the daemon does not take a report now");
     return rc ? ws->client->dead ? client_rpc_dead_error(ws->client, err)

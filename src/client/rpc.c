@@ -291,10 +291,9 @@ void client_rpc_post(struct leat_client *client, uint16_t type, const struct byt
 
 void rpc_post_id(struct leat_client *client, uint16_t type, uint64_t id)
 {
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_id_put(&body, &(struct proto_id){id});
     client_rpc_post(client, type, &body);
-    bytes_out_fini(&body);
 }
 
 int client_rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_out *body)

@@ -132,14 +132,13 @@ void leat_scan_close(struct leat_scan *s)
 /* More of them, or the end. By who has the turn. */
 static int ask(struct leat_scan *s, const struct client_rpc_how *how, struct leat_error *err)
 {
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     struct net_reply reply;
     pthread_mutex_lock(&s->lock);
     const struct proto_scan_next m = {.id = s->id, .from = s->next, .released = s->released};
     pthread_mutex_unlock(&s->lock);
     proto_scan_next_put(&body, &m);
     int rc = client_rpc_call(s->client, PROTO_SCAN_NEXT, &body, NULL, 0, how, &reply, err);
-    bytes_out_fini(&body);
     if (rc)
         return rc;
     struct proto_scanned told;

@@ -39,13 +39,12 @@ int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t
                  const struct client_rpc_how *how, struct stream_lease **ret_lease, struct leat_error *err)
 {
     struct stream_lease *lease = calloc(1, sizeof(*lease));
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     struct net_reply reply;
     if (!lease)
         return error_set(err, -ENOMEM, "out of memory");
     put_ranges(&body, ws, ranges, n);
     int rc = client_rpc_call(ws->client, PROTO_FETCH, &body, NULL, 0, how, &reply, err);
-    bytes_out_fini(&body);
     if (rc) {
         free(lease);
         return rc;
@@ -70,11 +69,10 @@ int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t
 
 void stream_prefetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n)
 {
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     n = MIN(n, RANGES_MAX); /* a hint: never so long that it fills the socket of a daemon that is busy */
     put_ranges(&body, ws, ranges, n);
     client_rpc_post(ws->client, PROTO_PREFETCH, &body);
-    bytes_out_fini(&body);
 }
 
 void stream_release(struct stream_lease *lease)

@@ -200,7 +200,7 @@ int ws_ask(struct leat_client *client, uint16_t type, const char *head, const ch
     if (rc)
         return rc;
     open->uri = absolute;
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     /* Room for all of it at once: a buffer that grows leaves what it held behind. */
     body.len = bytes_room(&body, 64 * KIB) ? 0 : body.len;
     if (head)
@@ -211,7 +211,6 @@ int ws_ask(struct leat_client *client, uint16_t type, const char *head, const ch
     rc = client_rpc_call(client, type, &body, NULL, 0, how, ret_reply, err);
     if (body.data)
         explicit_bzero(body.data, body.len);
-    bytes_out_fini(&body);
     return rc ? access_refused(rc, &why, absolute, err) : 0;
 }
 
@@ -352,13 +351,12 @@ int ws_check(struct leat_ws *ws, struct leat_error *err)
 int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct client_rpc_how *how,
             struct leat_error *err)
 {
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     struct net_reply reply;
     proto_wait_put(&body, &(struct proto_wait){.ws = ws->info.ws, .n = n});
     for (uint32_t i = 0; i < n; i++)
         proto_id_put(&body, &(struct proto_id){ids[i]});
     int rc = client_rpc_call(ws->client, PROTO_WAIT, &body, NULL, 0, how, &reply, err);
-    bytes_out_fini(&body);
     if (rc)
         return rc;
     net_reply_fini(&reply);
@@ -386,11 +384,10 @@ static int wait_telling(struct leat_ws *ws, leat_progress_fn progress, void *use
 {
     struct leat_client *c = ws->client;
     struct client_rpc_pending *pending = NULL;
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     struct net_reply reply;
     proto_wait_put(&body, &(struct proto_wait){.ws = ws->info.ws});
     int rc = client_rpc_begin(c, PROTO_WAIT, &body, &pending);
-    bytes_out_fini(&body);
     if (rc)
         return c->dead ? client_rpc_dead_error(c, err)
                        : error_set(err, rc, "cannot ask the daemon to tell when all is loaded");
@@ -471,11 +468,9 @@ static int map_one(struct leat_ws *ws, uint32_t gid, int fd, struct leat_error *
 static int call_regions(struct leat_ws *ws, uint32_t first, uint32_t count, const struct client_rpc_how *how,
                         struct net_reply *ret_reply, struct leat_error *err)
 {
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_regions_put(&body, &(struct proto_regions){.ws = ws->info.ws, .first = first, .count = count});
-    int rc = client_rpc_call(ws->client, PROTO_REGIONS, &body, NULL, 0, how, ret_reply, err);
-    bytes_out_fini(&body);
-    return rc;
+    return client_rpc_call(ws->client, PROTO_REGIONS, &body, NULL, 0, how, ret_reply, err);
 }
 
 /* By who has the turn: asks for [first, +count) and maps what comes. */

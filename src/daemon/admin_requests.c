@@ -56,21 +56,17 @@ int server_drop(struct server *s, const char *name, bool force, struct leat_erro
 
 int requests_query(struct client *c, struct conn_message *m)
 {
-    struct proto_query q;
+    AUTO_MESSAGE(query) q;
     if (proto_query_get(m->body, m->frame.body_bytes, &q) < 0)
         return LEAT_CORRUPT;
     struct server_view view = view_of(c->server);
     struct leat_error err = {0};
-    struct proto_query_reply answer = {0};
-    int rc = report_query(&view, q.query, q.arg, c->uid, c->gid, &answer.text, &err);
-    proto_query_fini(&q);
-    if (rc < 0)
+    AUTO_MESSAGE(query_reply) answer = {0};
+    if (report_query(&view, q.query, q.arg, c->uid, c->gid, &answer.text, &err) < 0)
         return requests_refuse(c, &m->frame, &err);
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_query_reply_put(&body, &answer);
-    proto_query_reply_fini(&answer);
     conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
-    bytes_out_fini(&body);
     return 0;
 }
 
@@ -82,20 +78,23 @@ static void drop_timeout(struct loop_timer *timer)
     pending_refuse(p, &err);
 }
 
-static int drop_named(struct client *c, struct conn_message *m, const struct proto_drop *d)
+int requests_drop(struct client *c, struct conn_message *m)
 {
+    AUTO_MESSAGE(drop) d;
+    if (proto_drop_get(m->body, m->frame.body_bytes, &d) < 0)
+        return LEAT_CORRUPT;
     struct leat_error err;
-    struct wset *ws = pool_find(c->server->pool, d->name, c->uid, c->gid);
+    struct wset *ws = pool_find(c->server->pool, d.name, c->uid, c->gid);
     /* Which private sources others have open is no one else's to learn. */
     if (!ws || !wset_allows(ws, c->uid, c->gid)) {
-        error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", d->name);
+        error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", d.name);
         return requests_refuse(c, &m->frame, &err);
     }
     if (c->uid != ws->owner_uid && c->uid != 0) {
-        error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", d->name);
+        error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", d.name);
         return requests_refuse(c, &m->frame, &err);
     }
-    if (d->flags & LEAT_DROP_FORCE) {
+    if (d.flags & LEAT_DROP_FORCE) {
         pool_drop(c->server->pool, ws, POOL_DROP_FORCE);
         conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, NULL, 0);
         return 0;
@@ -106,18 +105,8 @@ static int drop_named(struct client *c, struct conn_message *m, const struct pro
     if (pending_drop_advance(p))
         return 0;
     p->timer.fire = drop_timeout;
-    loop_timer_set(c->server->loop, &p->timer, clock_now_ns() + MIN(d->wait_ns, DROP_FOREVER_NS));
+    loop_timer_set(c->server->loop, &p->timer, clock_now_ns() + MIN(d.wait_ns, DROP_FOREVER_NS));
     return 0;
-}
-
-int requests_drop(struct client *c, struct conn_message *m)
-{
-    struct proto_drop d;
-    if (proto_drop_get(m->body, m->frame.body_bytes, &d) < 0)
-        return LEAT_CORRUPT;
-    int rc = drop_named(c, m, &d);
-    proto_drop_fini(&d);
-    return rc;
 }
 
 int requests_stop(struct client *c, struct conn_message *m)
@@ -172,11 +161,10 @@ static void verify_done(void *user, const struct verify_result *result)
         error_set(&err, result->status, "%s", result->first_bad);
         conn_send_error(c->session.conn, v->type, v->id, &err);
     } else if (c) {
-        struct bytes_out body = {0};
+        AUTO_BYTES struct bytes_out body = {0};
         proto_verify_reply_put(
             &body, &(struct proto_verify_reply){.bad = result->bad, .first_bad = result->first_bad});
         conn_send(c->session.conn, PROTO_REPLY, v->type, v->id, 0, &body, NULL, 0);
-        bytes_out_fini(&body);
     }
     free(v);
 }

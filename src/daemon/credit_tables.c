@@ -74,10 +74,9 @@ int requests_credits(struct client *c, struct conn_message *m)
         c->credits = t;
         c->credit_slot = slot;
     }
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_credits_put(&body, &(struct proto_credits){c->credit_slot});
     conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, &t->fd, 1);
-    bytes_out_fini(&body);
     return 0;
 }
 

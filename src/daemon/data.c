@@ -74,7 +74,7 @@ static int data_written(struct net_serve_target *target, uint64_t first, uint32_
     if (wset_written(ws))
         return LEAT_STALE;
     struct index_part part;
-    struct bytes_out records = {0};
+    AUTO_BYTES struct bytes_out records = {0};
     const struct region *noted = NULL;
     for (uint64_t i = first; i < end; i++) {
         if (wset_sample_state(ws, i) != LIVE_ABSENT)
@@ -86,7 +86,6 @@ static int data_written(struct net_serve_target *target, uint64_t first, uint32_
     }
     if (records.len && ws->pool->nodes)
         ws->pool->nodes->filled(ws->pool->cluster, ws, &records);
-    bytes_out_fini(&records);
     wset_progressed(ws);
     return wset_written(ws) ? LEAT_STALE : 0;
 }

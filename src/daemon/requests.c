@@ -228,7 +228,7 @@ static bool fetch_advance(struct pending *p)
         for (uint32_t r = 0; r < f->entries[k]->nruns; r++)
             m.runs[m.nruns++] = f->entries[k]->runs[r];
     }
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     body.failed = !m.runs;
     proto_fetched_put(&body, &m);
     proto_fetched_fini(&m);
@@ -236,7 +236,6 @@ static bool fetch_advance(struct pending *p)
     list_push_back(&p->client->fetches, &f->node);
     p->client->nfetches++;
     reply(p->client, p->type, p->id, &body, NULL, 0);
-    bytes_out_fini(&body);
     pending_free(p);
     return true;
 }
@@ -292,12 +291,11 @@ void requests_revoked(struct server *s, struct wset *ws)
         for (unsigned k = 0; k < c->nhandles; k++) {
             if (c->handles[k].ws != ws)
                 continue;
-            struct bytes_out body = {0};
+            AUTO_BYTES struct bytes_out body = {0};
             proto_revoked_put(&body,
                               &(struct proto_revoked){.ws = c->handles[k].id,
                                                       .generation = atomic_load(&ws->live->generation)});
             conn_send(c->session.conn, PROTO_EVENT, PROTO_REVOKED, 0, 0, &body, NULL, 0);
-            bytes_out_fini(&body);
         }
     }
     requests_advance(ws);
@@ -309,7 +307,7 @@ static void send_ws(struct client *c, uint16_t type, uint64_t id, struct wset *w
 {
     struct leat_error err;
     struct proto_ws m = {0};
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     if (handle_add(c, ws, &m.ws, &err) < 0) {
         conn_send_error(c->session.conn, type, id, &err);
         return;
@@ -346,7 +344,6 @@ static void send_ws(struct client *c, uint16_t type, uint64_t id, struct wset *w
     free(m.regions);
     free(m.nodes);
     reply(c, type, id, &body, (int[]){ws->index_fd, ws->live_fd_ro}, 2);
-    bytes_out_fini(&body);
 }
 
 static void opened(struct open_request *r, struct wset *ws, const struct leat_error *err)
@@ -362,10 +359,9 @@ static void opened(struct open_request *r, struct wset *ws, const struct leat_er
 
 void requests_progress(struct client *c, uint64_t id, const struct proto_progress *m)
 {
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_progress_put(&body, m);
     conn_send(c->session.conn, PROTO_EVENT, PROTO_PROGRESS, id, 0, &body, NULL, 0);
-    bytes_out_fini(&body);
 }
 
 static void open_progress(struct open_request *r, uint64_t samples, uint64_t bytes)
@@ -377,20 +373,17 @@ static void open_progress(struct open_request *r, uint64_t samples, uint64_t byt
 
 static int on_open(struct client *c, struct conn_message *m)
 {
-    struct proto_open o = {0};
+    AUTO_MESSAGE(open) o;
     if (proto_open_get(m->body, m->frame.body_bytes, &o) < 0)
         return LEAT_CORRUPT;
     if (c->nopening == CLIENT_OPENING_MAX) {
         struct leat_error err;
-        proto_open_fini(&o);
         error_set(&err, LEAT_BUSY, "this process is opening %u working sets already", c->nopening);
         return requests_refuse(c, &m->frame, &err);
     }
     struct open_request *r = calloc(1, sizeof(*r));
-    if (!r) {
-        proto_open_fini(&o);
+    if (!r)
         return -ENOMEM;
-    }
     *r = (struct open_request){.uid = c->uid,
                                .gid = c->gid,
                                .groups = source_groups_ref(c->groups),
@@ -406,7 +399,6 @@ static int on_open(struct client *c, struct conn_message *m)
                                .progress = open_progress,
                                .user = c};
     int rc = o.has_access ? access_new(&o.access, !c->server->pool->config.opener.system, &r->access) : 0;
-    proto_open_fini(&o);
     explicit_bzero((void *)(uintptr_t)m->body, m->frame.body_bytes); /* it may hold keys */
     if (rc < 0) {
         source_groups_unref(r->groups);
@@ -432,11 +424,8 @@ static void created(struct open_request *r, struct wset *ws, const struct leat_e
 
 static int on_create(struct client *c, struct conn_message *m)
 {
-    struct proto_create asked;
-    if (proto_create_get(m->body, m->frame.body_bytes, &asked) < 0)
-        return LEAT_CORRUPT;
-    AUTO_FREE char *name = asked.name;
-    if (m->frame.nfds != 1)
+    AUTO_MESSAGE(create) asked;
+    if (proto_create_get(m->body, m->frame.body_bytes, &asked) < 0 || m->frame.nfds != 1)
         return LEAT_CORRUPT;
     struct leat_error err = {0};
     /* A memfd that can no longer change, or what is validated is not what is used. */
@@ -454,7 +443,7 @@ static int on_create(struct client *c, struct conn_message *m)
                                .gid = c->gid,
                                .groups = source_groups_ref(c->groups),
                                .flags = asked.flags,
-                               .name = TAKE_PTR(name),
+                               .name = TAKE_PTR(asked.name),
                                .type = m->frame.type,
                                .id = m->frame.id,
                                .opened = created,
@@ -518,12 +507,11 @@ static int on_regions(struct client *c, struct conn_message *m)
             fds[n++] = ws->regions[g].region->fd_ro;
         }
     }
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_regions_reply_put(&body, &(struct proto_regions_reply){n});
     for (uint32_t k = 0; k < n; k++)
         proto_gid_put(&body, &gids[k]);
     reply(c, m->frame.type, m->frame.id, &body, fds, n);
-    bytes_out_fini(&body);
     return 0;
 }
 
@@ -685,17 +673,12 @@ static int fetch_answer_resident(struct client *c, const struct wset *ws, const 
                                  struct bytes_in *in, uint32_t n)
 {
     struct leat_error err = {0};
-    struct proto_fetched m = {.lease = c->next_id++};
-    int rc = fetch_resident(ws, in, n, &m, &err);
-    if (rc < 0) {
-        requests_refuse(c, f, &err);
-    } else {
-        struct bytes_out body = {0};
-        proto_fetched_put(&body, &m);
-        reply(c, f->type, f->id, &body, NULL, 0);
-        bytes_out_fini(&body);
-    }
-    proto_fetched_fini(&m);
+    AUTO_MESSAGE(fetched) m = {.lease = c->next_id++};
+    if (fetch_resident(ws, in, n, &m, &err) < 0)
+        return requests_refuse(c, f, &err);
+    AUTO_BYTES struct bytes_out body = {0};
+    proto_fetched_put(&body, &m);
+    reply(c, f->type, f->id, &body, NULL, 0);
     return 0;
 }
 

@@ -108,21 +108,19 @@ static int scan_begin(struct client *c, struct proto_open *open, const char *aft
 
 int requests_scan(struct client *c, struct conn_message *m)
 {
-    struct proto_scan asked;
+    AUTO_MESSAGE(scan) asked;
     struct client_scan *s;
     struct leat_error err = {0};
     if (proto_scan_get(m->body, m->frame.body_bytes, &asked) < 0)
         return LEAT_CORRUPT;
     int rc = scan_begin(c, &asked.open, asked.after, &s, &err);
-    proto_scan_fini(&asked);
     explicit_bzero((void *)(uintptr_t)m->body, m->frame.body_bytes); /* it may hold keys */
     if (rc < 0)
         return requests_refuse(c, &m->frame, &err);
     const struct region *window = pool_scan_window(s->scan);
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_scan_reply_put(&body, &(struct proto_scan_reply){.id = s->id, .window_bytes = window->bytes});
     conn_send(c->session.conn, PROTO_REPLY, PROTO_SCAN, m->frame.id, 0, &body, (int[]){window->fd_ro}, 1);
-    bytes_out_fini(&body);
     return 0;
 }
 
@@ -141,11 +139,10 @@ static void scan_answer(struct client_scan *s)
         requests_refuse(s->client, &asked, &err);
         return;
     }
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_scanned_put(&body, &m);
     free(m.objects);
     conn_send(s->client->session.conn, PROTO_REPLY, PROTO_SCAN_NEXT, asked.id, 0, &body, NULL, 0);
-    bytes_out_fini(&body);
 }
 
 static void advanced(void *user)

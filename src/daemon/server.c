@@ -286,10 +286,9 @@ static void welcome_fill(const struct client *c, struct proto_welcome *w)
 
 static void reply_welcome(struct client *c, uint16_t type, uint64_t id, const struct proto_welcome *w)
 {
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_welcome_put(&body, w);
     conn_send(c->session.conn, PROTO_REPLY, type, id, 0, &body, NULL, 0);
-    bytes_out_fini(&body);
 }
 
 /* DATA: found, allowed and current: its socket goes to a data thread after the last reply has left. */
@@ -310,7 +309,7 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
     /* The reply is written by hand: conn must have nothing queued when its descriptor moves on. */
     struct proto_welcome w = {0};
     welcome_fill(c, &w);
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_welcome_put(&body, &w);
     int fd = body.failed ? -ENOMEM : conn_release_fd(c->session.conn);
     if (fd >= 0) {
@@ -325,7 +324,6 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
         client_free(c);
     }
     data_target_free(target);
-    bytes_out_fini(&body);
     return fd < 0 ? fd : 1;
 }
 

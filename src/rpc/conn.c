@@ -435,10 +435,9 @@ void conn_send(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id, int 
 
 void conn_send_error(struct conn *conn, uint16_t type, uint64_t id, const struct leat_error *err)
 {
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_error_text_put(&body, err->message[0] ? err->message : leat_strerror(err->code));
     conn_send(conn, PROTO_REPLY, type, id, err->code < 0 ? err->code : -EIO, &body, NULL, 0);
-    bytes_out_fini(&body);
 }
 
 void conn_send_payload(struct conn *conn, uint8_t kind, uint16_t type, uint64_t id,

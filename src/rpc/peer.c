@@ -244,11 +244,10 @@ static int on_welcome(struct peer *p, struct conn_message *m)
         go_down(p, LEAT_DENIED, "it does not keep to the handshake");
         return 0;
     }
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     proto_proof_put(&body, &proof);
     p->state = PEER_PROOF;
     conn_send(p->conn, PROTO_REQUEST, PROTO_PROOF, 0, 0, &body, NULL, 0);
-    bytes_out_fini(&body);
     return 0;
 }
 
@@ -305,11 +304,10 @@ static void on_connected(struct loop_source *source, uint32_t events)
     p->conn = conn;
     p->state = PEER_HELLO;
     net_auth_init(&p->auth, p->config.token, p->config.token_len);
-    struct bytes_out body = {0};
+    AUTO_BYTES struct bytes_out body = {0};
     rc = net_auth_client_start(&p->auth, &p->config.hello, &body);
     if (rc == 0)
         conn_send(p->conn, PROTO_REQUEST, PROTO_HELLO, 0, 0, &body, NULL, 0);
-    bytes_out_fini(&body);
     if (rc < 0)
         go_down(p, rc, "cannot begin the handshake");
 }

@@ -174,7 +174,7 @@ static void link_incarnation(struct cluster_link *link, uint64_t incarnation)
 static void link_update(struct cluster_link *link, struct peer_reply *reply)
 {
     struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
-    struct proto_node_reply m;
+    AUTO_MESSAGE(node_reply) m = {0};
     if (reply->status < 0 || proto_node_reply_next(&in, &m) < 0)
         return;
     link->known = true;
@@ -182,7 +182,6 @@ static void link_update(struct cluster_link *link, struct peer_reply *reply)
     link->used_bytes = m.used_bytes;
     if (m.incarnation)
         link_incarnation(link, m.incarnation);
-    proto_node_reply_fini(&m);
 }
 
 /*
@@ -194,17 +193,15 @@ static bool link_is_right(struct cluster_link *link, const struct peer_reply *re
     const struct cluster *c = link->cluster;
     const char *meant = c->config.nodes[link - c->links];
     struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
-    struct proto_name m;
+    AUTO_MESSAGE(name) m;
     int rc = proto_name_next(&in, &m);
-    bool right = rc == 0 && strcmp(m.name, meant) == 0;
+    if (rc == 0 && strcmp(m.name, meant) == 0)
+        return true;
     char why[320];
     snprintf(why, sizeof(why),
              "%.140s answers there: does the name or address lead to the right host, and is nodes the same "
              "on both?",
              rc == 0 ? m.name : "no node");
-    proto_name_fini(&m);
-    if (right)
-        return true;
     peer_reject(link->peer, LEAT_INVALID, why);
     if (peer_state(link->peer) != PEER_DOWN && !link->logged_wrong) {
         log_warning("an address of node %s is not its own: %s", meant, why);

@@ -80,7 +80,7 @@ void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char 
 int nodes_on_access(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
-    struct proto_access_of of;
+    AUTO_MESSAGE(access_of) of;
     if (proto_access_of_next(&in, &of) < 0)
         return LEAT_CORRUPT;
     struct access *access = NULL;
@@ -88,6 +88,5 @@ int nodes_on_access(struct cluster *c, struct rpc_session *session, struct conn_
     if (rc == 0)
         access_cache_received(c->pool, of.uid, of.source, access);
     access_unref(access);
-    proto_access_of_fini(&of);
     return rc;
 }

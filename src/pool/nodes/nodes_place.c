@@ -336,9 +336,8 @@ static void offered(void *user, struct peer_reply *reply)
     struct placing *p = call->placing;
     if (reply->status == 0) {
         struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
-        struct proto_node_reply m;
+        AUTO_MESSAGE(node_reply) m;
         p->free_bytes[call->node] = proto_node_reply_next(&in, &m) < 0 ? 0 : m.free_bytes;
-        proto_node_reply_fini(&m);
     }
     free(call);
     if (--p->waiting == 0)

@@ -25,7 +25,7 @@
 
 static int on_node(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
-    struct proto_name who;
+    AUTO_MESSAGE(name) who;
     if (proto_name_get(m->body, m->frame.body_bytes, &who) < 0)
         return LEAT_CORRUPT;
     session->node = RPC_NODE_UNKNOWN;
@@ -33,7 +33,6 @@ static int on_node(struct cluster *c, struct rpc_session *session, struct conn_m
         if (strcmp(c->config.nodes[n], who.name) == 0)
             session->node = n;
     }
-    proto_name_fini(&who);
     struct bytes_out body = {0};
     proto_node_reply_put(&body,
                          &(struct proto_node_reply){.name = c->config.self,

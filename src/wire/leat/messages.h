@@ -45,6 +45,9 @@ void proto_fini(const struct proto_layout *layout, void *m);
         proto_fini(&proto_##X##_layout, m);                                                                  \
     }
 
+/* AUTO_MESSAGE(drop) m; once a reader has filled it, or it is {0}, it may go out of scope. */
+#define AUTO_MESSAGE(X) __attribute__((cleanup(proto_##X##_fini))) struct proto_##X
+
 /* --- every connection ------------------------------------------------------------------------------------------ */
 
 /* HELLO. Its role is an enum proto_role; the lowest version is at most the highest. */
