@@ -81,12 +81,6 @@ struct proto_layout {
     static const struct field X##_fields[] = {__VA_ARGS__};                                                  \
     const struct proto_layout proto_##X##_layout = {X##_fields, ARRAY_LEN(X##_fields),                       \
                                                     sizeof(struct proto_##X), check_fn};
-/* Of what is in lists only. */
-#define PART(X, check_fn, ...)                                                                               \
-    static const struct proto_layout proto_##X##_layout;                                                     \
-    static const struct field X##_fields[] = {__VA_ARGS__};                                                  \
-    static const struct proto_layout proto_##X##_layout = {X##_fields, ARRAY_LEN(X##_fields),                \
-                                                           sizeof(struct proto_##X), check_fn};
 
 /* --- writing and reading ---------------------------------------------------------------------------------------- */
 
@@ -367,8 +361,8 @@ TABLE(progress, NULL, INT(progress, stage), INT(progress, samples_done), INT(pro
       INT(progress, bytes_done), INT(progress, bytes_total))
 TABLE(revoked, NULL, INT(revoked, ws), INT(revoked, generation))
 
-PART(node, NULL, INT(node, id), TEXT(node, address))
-PART(region, NULL, INT(region, gid), INT(region, node), INT(region, page_bytes), INT(region, generation))
+TABLE(node, NULL, INT(node, id), TEXT(node, address))
+TABLE(region, NULL, INT(region, gid), INT(region, node), INT(region, page_bytes), INT(region, generation))
 TABLE(ws, ws_check, INT(ws, ws), BYTES(ws, uuid), INT(ws, generation), INT(ws, version), INT(ws, flags),
       INT(ws, mode), INT(ws, owner_uid), INT(ws, owner_gid), INT(ws, region_bytes), INT(ws, pinned_end),
       INT(ws, index_bytes), INT(ws, live_bytes), STRING(ws, name, PROTO_STR_MAX),
@@ -379,7 +373,7 @@ TABLE(regions_reply, NULL, ELEMENTS(regions_reply, n, 4, UINT32_MAX))
 TABLE(wait, NULL, INT(wait, ws), ELEMENTS(wait, n, 8, PROTO_IDS_MAX))
 TABLE(span, NULL, INT(span, first), INT(span, count))
 TABLE(fetch, NULL, INT(fetch, ws), ELEMENTS(fetch, n, 16, PROTO_IDS_MAX))
-PART(run, run_check, INT(run, address), INT(run, bytes), INT(run, offset), INT(run, gid))
+TABLE(run, run_check, INT(run, address), INT(run, bytes), INT(run, offset), INT(run, gid))
 TABLE(fetched, NULL, INT(fetched, lease), LIST(fetched, nruns, runs, run))
 TABLE(broker, NULL, INT(broker, ws), INT(broker, node), OPTIONAL(broker, by_rail), INT(broker, rail))
 TABLE(credits, NULL, INT(credits, slot))
@@ -399,9 +393,9 @@ TABLE(report, report_check, INT(report, ws), INT(report, loader), INT(report, ep
 TABLE(scan, NULL, STRING(scan, after, PROTO_STR_MAX), MESSAGE(scan, open, open))
 TABLE(scan_reply, NULL, INT(scan_reply, id), INT(scan_reply, window_bytes))
 TABLE(scan_next, NULL, INT(scan_next, id), INT(scan_next, from), INT(scan_next, released))
-PART(scan_object, scan_object_check, INT(scan_object, offset), INT(scan_object, bytes),
-     INT(scan_object, modified), STRING(scan_object, key, PROTO_STR_MAX),
-     STRING(scan_object, etag, PROTO_SCAN_ETAG))
+TABLE(scan_object, scan_object_check, INT(scan_object, offset), INT(scan_object, bytes),
+      INT(scan_object, modified), STRING(scan_object, key, PROTO_STR_MAX),
+      STRING(scan_object, etag, PROTO_SCAN_ETAG))
 TABLE(scanned, NULL, INT(scanned, flags), LIST(scanned, n, objects, scan_object))
 
 TABLE(write, NULL, INT(write, first), INT(write, count), ELEMENTS(write, n, PROTO_RANGE, PROTO_READS_MAX))

@@ -147,12 +147,14 @@ struct proto_node {
     uint32_t id;
     char address[256]; /* "host:port[,host:port]"; "" for the daemon that answers */
 };
+PROTO_MESSAGE(node)
 struct proto_region {
     uint32_t gid;
     uint32_t node;       /* index into nodes */
     uint32_t page_bytes; /* reserved: the live table says what was obtained */
     uint32_t generation;
 };
+PROTO_MESSAGE(region)
 struct proto_ws {
     uint64_t ws; /* handle on this connection */
     uint8_t uuid[PROTO_UUID];
@@ -214,6 +216,7 @@ struct proto_run {
         gid; /* PROTO_STREAM_WINDOW | n: its descriptor comes with the reply the first time, else by REGIONS */
 };
 #define PROTO_STREAM_WINDOW 0x80000000u
+PROTO_MESSAGE(run)
 struct proto_fetched {
     uint64_t lease;
     uint32_t nruns;
@@ -308,6 +311,7 @@ struct proto_scan_object {
     int64_t modified; /* seconds since 1970 */
     char *key, *etag; /* owned; key: what follows the prefix */
 };
+PROTO_MESSAGE(scan_object)
 struct proto_scanned {
     uint32_t flags, n;
     struct proto_scan_object *objects; /* owned */
@@ -368,7 +372,7 @@ PROTO_MESSAGE(node_reply)
 
 /* INSTALL, behind its proto_ws. */
 struct proto_install {
-    uint32_t flags;
+    uint32_t flags; /* 1: wait for COMMIT */
     uint64_t first_new_address;
     uint8_t replaces[PROTO_UUID]; /* the version before it; zeros: none */
 };

@@ -49,67 +49,62 @@ enum proto_kind { PROTO_REQUEST = 1, PROTO_REPLY = 2, PROTO_EVENT = 3 };
 enum proto_role { PROTO_ROLE_CONTROL = 1, PROTO_ROLE_DATA = 2, PROTO_ROLE_PEER = 3 };
 
 /* clang-format off */
+/* Each with its body, a struct of messages.h; `×` is as many as its count says; `->` is the body of its reply, none when empty. */
 enum proto_type {
-    PROTO_HELLO = 1, /* struct proto_hello -> proto_welcome */
-    PROTO_PROOF = 2, /* mac[32] -> proto_welcome again, now with mac, node and generation */
+    PROTO_HELLO = 1, /* proto_hello -> proto_welcome */
+    PROTO_PROOF = 2, /* proto_proof -> proto_welcome again, now with mac, node and generation */
 
     /* control, client to daemon */
     PROTO_OPEN = 16,      /* proto_open -> proto_ws + fds {index, live}; events: PROGRESS while indexing */
-    PROTO_CLOSE = 17,     /* u64 ws: the lease ends */
-    PROTO_REGIONS = 18,   /* u64 ws, u32 first, u32 count<=64 -> u32 n, n × u32 gid; fds: one read-only memfd each, local only */
-    PROTO_WAIT = 19,      /* u64 ws, u32 n, n × u64 sample -> empty when every one is resident; n = 0: all of the set.
+    PROTO_CLOSE = 17,     /* proto_id, a set's handle: the lease ends */
+    PROTO_REGIONS = 18,   /* proto_regions -> proto_regions_reply × proto_gid; fds: one read-only memfd each, local only */
+    PROTO_WAIT = 19,      /* proto_wait × proto_id -> empty when every one is resident; n = 0: all of the set.
                              status < 0: the first that failed, message names it. Raises their priority. */
-    PROTO_FETCH = 20,     /* u64 ws, u32 n, n × {u64 first sample, u64 count} -> proto_fetched: streamed samples into staging */
-    PROTO_RELEASE = 21,   /* u64 lease of a FETCH; no reply */
+    PROTO_FETCH = 20,     /* proto_fetch × proto_span -> proto_fetched: streamed samples into staging */
+    PROTO_RELEASE = 21,   /* proto_id, the lease of a FETCH; no reply */
     PROTO_APPEND = 22,    /* proto_open with name set -> proto_ws of the new version (fds as OPEN) */
-    PROTO_CREATE = 23,    /* u32 flags, str name, fd: memfd with an index of kind PUSHED -> empty */
-    PROTO_BROKER = 24,    /* u64 ws, u32 node[, u32 rail] -> fd: authenticated DATA connection to that node: by one rail of it (the k-th of
-                             its addresses), or by whichever address answers */
-    PROTO_QUERY = 25,     /* u32 enum leat_query, str arg -> str text */
-    PROTO_DROP = 26,      /* u32 flags, u64 wait_ns, str name -> empty */
-    PROTO_STOP = 27,      /* u32 force -> empty, then the daemon ends */
-    PROTO_VERIFY = 28,    /* u64 ws, u32 flags -> u64 bad, str first bad key; events: PROGRESS */
-    PROTO_CANCEL = 29,    /* u64 id of an own request: it is answered with -ECANCELED if it still can; no reply */
-    PROTO_CREDITS = 31,   /* -> u32 slot; fd: the credit table (net/flow/credit.h) that this user's processes on this host share */
-    PROTO_PREFETCH = 30,  /* u64 ws, u32 n, n × {u64 first sample, u64 count}; no reply: into staging, while there is room that nobody
-                             holds. A FETCH of the same range finds it there. */
+    PROTO_CREATE = 23,    /* proto_create, fd: memfd with an index of kind PUSHED -> empty */
+    PROTO_BROKER = 24,    /* proto_broker -> fd: authenticated DATA connection to that node: by one rail of it (the k-th of its
+                             addresses), or by whichever address answers */
+    PROTO_QUERY = 25,     /* proto_query -> proto_query_reply */
+    PROTO_DROP = 26,      /* proto_drop -> empty */
+    PROTO_STOP = 27,      /* proto_stop -> empty, then the daemon ends */
+    PROTO_VERIFY = 28,    /* proto_verify -> proto_verify_reply; events: PROGRESS */
+    PROTO_CANCEL = 29,    /* proto_id of an own request: it is answered with -ECANCELED if it still can; no reply */
+    PROTO_CREDITS = 31,   /* -> proto_credits; fd: the credit table (net/flow/credit.h) that this user's processes on this host share */
+    PROTO_PREFETCH = 30,  /* proto_fetch × proto_span; no reply: into staging, while there is room that no reader holds. A FETCH of the
+                             same range finds it there. */
     PROTO_REPORT = 32,    /* proto_report; no reply: how far a loader is */
-    PROTO_SCAN = 33,      /* str key to go on behind, proto_open (pool_bytes: of the window, at most) -> u64 scan, u64 bytes of the window; fd:
-                             the window, read-only */
-    PROTO_SCAN_NEXT = 34, /* u64 scan, u64 from, u64 released -> proto_scanned: objects from number `from` on, when there is one. Those below
-                             `released` are read no more, and their room is used again; what is asked for again is told again */
-    PROTO_SCAN_END = 35,  /* u64 scan; no reply */
+    PROTO_SCAN = 33,      /* proto_scan (pool_bytes: of the window, at most) -> proto_scan_reply; fd: the window, read-only */
+    PROTO_SCAN_NEXT = 34, /* proto_scan_next -> proto_scanned: objects from number `from` on, when there is one. Those below `released`
+                             are read no more, and their room is used again; what is asked for again is told again */
+    PROTO_SCAN_END = 35,  /* proto_id of a scan; no reply */
 
-    /* data: on a connection bound to one working set by its HELLO (or, on the control socket, by u64 ws ahead) */
+    /* data: on a connection bound to one working set by its HELLO */
     PROTO_READ = 48,      /* u32 n, n × proto_range -> payload: the ranges, one after another */
-    PROTO_WRITE = 49,     /* u64 first sample, u32 count, u32 nranges, ranges; payload: their bytes -> empty. PUSHED sets only;
-                             the daemon checksums what arrives */
+    PROTO_WRITE = 49,     /* proto_write × proto_range; payload: their bytes -> empty. PUSHED sets only; the daemon checksums what arrives */
     PROTO_RDMA_CONNECT = 50, /* u32 n<=16, n × u64 secret of a rail of the client -> u32 rails, rails × {u32 incarnation, str address; 0 and "": closed}.
                                 A connection to one of them that shows one of the secrets is accepted while this one lives, and the rail is of
                                 the incarnation that was told last: asked for again after a connection broke */
     PROTO_RDMA_VIEW = 52, /* u32 id<PROTO_VIEWS_MAX, u64 address, u64 bytes, u32 rails of the client, rails × {u32 length, packed key} -> empty */
-    PROTO_RDMA_PUT = 53, /* u32 view, u32 rail of the server, u32 n<=PROTO_PUTS_MAX, n × {proto_range, u64 offset in the view} -> empty, once the
-                            bytes are there */
-    PROTO_RDMA_KEYS = 51, /* u32 n<=PROTO_KEYS_MAX, n × u32 gid -> u32 n, n × {u32 gid, u32 generation, u64 address, u64 bytes, u32 rails,
-                             rails × {u32 incarnation, u32 length, packed key; none where the rail is closed}} */
+    PROTO_RDMA_PUT = 53, /* proto_puts × proto_put_range -> empty, once the bytes are there */
+    PROTO_RDMA_KEYS = 51, /* proto_keys × proto_gid -> u32 n, n × {proto_key, u64 address, u64 bytes, u32 rails, rails × {u32 incarnation,
+                             u32 length, packed key; none where the rail is closed}} */
 
     /* peer, daemon to daemon */
-    PROTO_NODE = 64,      /* str who asks -> str name, u64 capacity_bytes, u64 free_bytes, u64 region_bytes,
-                           * u64 used_bytes, u64 incarnation: another one each time the daemon is started */
+    PROTO_NODE = 64,      /* proto_name of the node that asks -> proto_node_reply */
     /* APPEND = 22 as well: as DESCRIBE; the set `name` is made longer first */
-    PROTO_INSTALL = 66,   /* proto_ws with spec, owner, mode and full region table, u32 flags (1: wait for COMMIT), u64 first new address,
-                             uuid of the version it replaces (zeros: none); payload: the index blob -> empty; it then pulls */
-    PROTO_COMMIT = 71,    /* event: uuid, uuid of the version it replaces: an installed set is there now */
-    PROTO_READY = 67,     /* event: uuid, u32 n, n × {u64 sample, u32 field, u32 crc, u64 offset in the part, u64 bytes, i32 status} */
-    PROTO_FORGET = 68,    /* event: uuid, u32 flags (1: dropped for all; 2: by force; else: we no longer need it held) */
-    PROTO_DESCRIBE = 69,  /* u32 acting uid, u32 gid, proto_open without access in a u32 length, sealed proto_access (to what stands before
-                             it) or nothing -> proto_ws; payload: the index blob */
-    PROTO_ACCESS = 72,    /* event: u32 uid, str source, sealed proto_access (to what stands before it): how that user reads it */
-    PROTO_RESYNC = 70,    /* uuid, u32 flags (1: READY of all it filled, too; 2: it holds the set for us) -> u32 1: all its regions are filled */
+    PROTO_INSTALL = 66,   /* proto_ws with spec, owner, mode and full region table, proto_install; payload: the index blob -> empty; it then pulls */
+    PROTO_COMMIT = 71,    /* event: proto_commit: an installed set is there now */
+    PROTO_READY = 67,     /* event: proto_ready × proto_ready_record */
+    PROTO_FORGET = 68,    /* event: proto_set_flags (1: dropped for all; 2: by force; else: we no longer need it held) */
+    PROTO_DESCRIBE = 69,  /* proto_describe, sealed proto_access (to what is before it) or nothing -> proto_ws; payload: the index blob */
+    PROTO_ACCESS = 72,    /* event: proto_access_of, sealed proto_access (to what is before it): how that user reads it */
+    PROTO_RESYNC = 70,    /* proto_set_flags (1: READY of all it filled, too; 2: it holds the set for us) -> proto_resync_reply */
 
     /* events from the daemon */
-    PROTO_PROGRESS = 96,  /* u32 stage, u64 samples done, total, bytes done, total */
-    PROTO_REVOKED = 97,   /* u64 ws, u32 generation: dropped by force, or its node lost it */
+    PROTO_PROGRESS = 96,  /* proto_progress */
+    PROTO_REVOKED = 97,   /* proto_revoked: dropped by force, or its node lost it */
 };
 /* clang-format on */
 

@@ -178,7 +178,7 @@ static void test_opening(void **state)
     "04000000"                                                                                               \
     "feffffffffffffff" N1 EMPTY EMPTY EMPTY EMPTY TRAIN DATA EMPTY
     GOLDEN(open, &open, OPENED ACCESS);
-    /* SCAN: to go on behind it */
+    /* SCAN: it begins behind that key */
     GOLDEN(scan, MESSAGE(scan, .after = "n1:7", .open = open), N1 OPENED ACCESS);
     /* its answer: the scan, bytes of the window */
     GOLDEN(scan_reply, MESSAGE(scan_reply, 7, 4096),
