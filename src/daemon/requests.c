@@ -588,6 +588,7 @@ static int fetch_begin(struct client *c, struct wset *ws, struct fetch *f, struc
         rc = next_span(ws, in, &span, err);
         if (rc < 0)
             return rc;
+        const uint64_t last = span.first + span.count - 1;
         rc = stream_window_get(st, span.first, span.count, &f->entries[k]);
         if (rc == 0)
             f->n++;
@@ -595,8 +596,7 @@ static int fetch_begin(struct client *c, struct wset *ws, struct fetch *f, struc
             rc = error_set(err, rc == -EAGAIN ? LEAT_BUSY : LEAT_NO_SPACE,
                            "the window of %" PRIu64 " bytes has no room for samples %" PRIu64 " to %" PRIu64
                            " (%" PRIu64 " bytes are held by readers): raise the set's share of the pool",
-                           stream_window_bytes(st), span.first, span.first + span.count - 1,
-                           stream_window_held_bytes(st));
+                           stream_window_bytes(st), span.first, last, stream_window_held_bytes(st));
         else
             error_set(err, rc, "out of memory");
     }

@@ -257,7 +257,7 @@ static void test_set(void **state)
            "01000000"
            "40000000");
     /* its answer */
-    LISTED(regions_reply, MESSAGE(regions_reply, 2), gid, ((struct proto_gid[]){{1}, {PROTO_STREAM_WINDOW}}),
+    LISTED(regions_reply, MESSAGE(regions_reply, 2), gid, ((struct proto_gid[]){{1}, {0x80000000u}}),
            "02000000"
            "01000000"
            "00000080");
@@ -273,7 +273,7 @@ static void test_set(void **state)
            "01000000"
            "0500000000000000"
            "0600000000000000");
-    struct proto_run run = {100, 50, 4096, PROTO_STREAM_WINDOW | 1};
+    struct proto_run run = {100, 50, 4096, 0x80000000u | 1};
     struct proto_fetched fetched = {.lease = 42, .nruns = 1, .runs = &run};
     GOLDEN(fetched, &fetched,
            "2a00000000000000"
