@@ -52,7 +52,8 @@ def record(tmp_path):
     with tarfile.open(GOLDEN / "index.tar.xz", "w:xz", format=tarfile.PAX_FORMAT) as tar:
         tar.add(top, "sets")
     times = {str(path.relative_to(tmp_path)): path.stat().st_mtime_ns for path in sorted(top.rglob("*"))}
-    (GOLDEN / "index.json").write_text(json.dumps({"sets": seen, "times": times}, indent=1, sort_keys=True) + "\n")
+    lines = (f"{json.dumps(name)}: {json.dumps(value, sort_keys=True)}" for name, value in [*sorted(seen.items()), ("times", times)])
+    (GOLDEN / "index.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 @pytest.fixture
@@ -63,9 +64,9 @@ def golden(tmp_path):
     with tarfile.open(GOLDEN / "index.tar.xz") as tar:
         tar.extractall(tmp_path)
     recorded = json.loads((GOLDEN / "index.json").read_text())
-    for name, ns in recorded["times"].items():  # tarfile keeps them as floats
+    for name, ns in recorded.pop("times").items():  # tarfile keeps them as floats
         os.utime(tmp_path / name, ns=(ns, ns))
-    return recorded["sets"]
+    return recorded
 
 
 @pytest.mark.parametrize("name", SETS)
