@@ -465,7 +465,7 @@ def test_who_finds_no_daemon_is_told_of_those_of_other_jobs(job, pets):
     """A second terminal is another session, and so another job."""
     env = {**job.env, "LEAT_JOB": "second"}
     told = leat("top", env=env, check=3).stderr.decode()
-    assert f"no leatd runs for job second of this user; there are those of: {job.env['LEAT_JOB']} (say --job=NAME" in told
+    assert f"no leatd runs for job second of this user; there are those of: {job.env['LEAT_JOB']} (give --job=NAME" in told
     assert b"leatd" in leat("status", f"--job={job.env['LEAT_JOB']}", env=env, check=0).stdout
 
 

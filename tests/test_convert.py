@@ -231,7 +231,7 @@ def test_what_is_there_is_kept_unless_forced(tree, tmp_path):
     (["tree", "out", "--shard-size", "1K", "--shard-count", "1"], "give one of them"), (["tree", "out.npy"], "npy"),
     (["tree", "out", "--field", "gif"], "no file with the extension .gif"), (["tree"], "where to"), (["tree", "out", "--shard-size", "0"], "size"),
     (["tree", "none/out.tar"], "none/"), (["tree", "out", "--to", "npy", "--field", "jpg"], "not"),
-    (["tree", "out.zip"], "a folder of shards or files is written"), (["tree", "out.tar.gz"], "say with --to"),
+    (["tree", "out.zip"], "a folder of shards or files is written"), (["tree", "out.tar.gz"], "give the format with --to"),
 ])
 def test_errors(tree, tmp_path, args, words):
     done = leat("convert", *args, cwd=tmp_path)

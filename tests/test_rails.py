@@ -215,7 +215,7 @@ def test_a_node_comes_back_as_another_one_by_its_second_address(host, leat):
             finally:
                 os.kill(a.pid, signal.SIGCONT)
             lib_data.check_rows(ws.read_batch(range(0, SAMPLES, 3)).data, range(0, SAMPLES, 3))
-            lib_host.wait_for(lambda: "was started anew" in a.text(), message=a.text)
+            lib_host.wait_for(lambda: "was restarted" in a.text(), message=a.text)
             assert "trying the node's next address" in a.text() and "cannot be reached" not in a.text().split("trying")[-1]
             lib_host.wait_for(lambda: ws.stat().lost_samples == 0, message=lambda: f"{ws.stat()}")
             lib_data.check_rows(ws.read_batch(range(0, SAMPLES, 7)).data, range(0, SAMPLES, 7))

@@ -124,7 +124,7 @@ def test_a_short_body_without_end(s3, tmp_path):
 def test_a_wrong_length(s3, tmp_path, length):
     s3.fail(method="GET", times=-1, key="big", length=length)
     err = get(s3, "big", tmp_path, check=7)
-    assert "GET s3://data/big [" in err and "were asked for" in err
+    assert "GET s3://data/big [" in err and "were requested" in err
 
 
 def test_two_lengths(s3, tmp_path):
@@ -313,7 +313,7 @@ def test_chunks_and_trailers_where_a_length_was_promised(s3, tmp_path):
     s3.fail(method="GET", key="small", raw=chunked(SMALL, etag))  # what a trailer says is not believed
     get(s3, "small", tmp_path, SMALL)
     (tmp_path / "out").unlink()
-    for raw, why in ((chunked(SMALL, etag, b"Content-Length: %d" % len(SMALL)), "Content-Length"), (chunked(SMALL + b"x", etag), "asked for"),
+    for raw, why in ((chunked(SMALL, etag, b"Content-Length: %d" % len(SMALL)), "Content-Length"), (chunked(SMALL + b"x", etag), "requested"),
                      (chunked(SMALL[:-1], etag), "69999 bytes came"), (chunked(SMALL, etag)[:-9], "closed")):
         s3.rules.clear()
         s3.fail(method="GET", key="small", raw=raw, times=-1)

@@ -235,7 +235,7 @@ def test_one_larger_than_the_window(host, s3, top):
 
 
 @pytest.mark.parametrize("rule, kind, words", [
-    (dict(change=b"another"), "Stale", "the object changed meanwhile: 412 PreconditionFailed"),
+    (dict(change=b"another"), "Stale", "the object changed since: 412 PreconditionFailed"),
     (dict(status=404, code="NoSuchKey"), "NotFound", "NoSuchKey|no such"),
     (dict(status=403, code="AccessDenied"), "Denied", "AccessDenied"),
 ], ids=["changed", "gone", "denied"])

@@ -454,10 +454,11 @@ static PyMethodDef set_methods[] = {
     {"close", (PyCFunction)set_close, METH_NOARGS, "close()"},
     {0},
 };
-static PyGetSetDef set_getset[] = {{"length", (getter)set_length, NULL, "samples", NULL},
-                                   {"uri", (getter)set_uri, NULL, "opens the same set elsewhere", NULL},
-                                   {"fingerprint", (getter)set_fingerprint, NULL, "32 hex digits", NULL},
-                                   {0}};
+static PyGetSetDef set_getset[] = {
+    {"length", (getter)set_length, NULL, "samples", NULL},
+    {"uri", (getter)set_uri, NULL, "opens the same set in another process", NULL},
+    {"fingerprint", (getter)set_fingerprint, NULL, "32 hex digits", NULL},
+    {0}};
 static PyType_Slot set_slots[] = {
     {Py_tp_dealloc, set_dealloc}, {Py_tp_methods, set_methods}, {Py_tp_getset, set_getset}, {0}};
 PyType_Spec set_spec = {"leat._leat.Set", sizeof(struct set_object), 0,

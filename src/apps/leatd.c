@@ -37,7 +37,7 @@ static const char usage_text[] =
     "usage: leatd [options]\n"
     "\n"
     "  -c, --config FILE        read this configuration (see leatd.conf(5)); options below win over it\n"
-    "      --private            serve the user who starts it, and end after --idle-timeout without clients\n"
+    "      --private            serve the user that starts it, and end after --idle-timeout without clients\n"
     "      --socket PATH        unix socket to listen on\n"
     "      --job NAME           name of the job, for status\n"
     "      --pool SIZE          most memory for datasets (512MiB, 64g); default: half of what is available\n"
@@ -51,7 +51,7 @@ static const char usage_text[] =
     "      --idle-timeout TIME  a private daemon ends this long after its last client (120s)\n"
     "      --disk ENGINE        auto, uring or worker\n"
     "      --ready-fd N         write \"ok\" or \"error: ...\" there once it serves or fails\n"
-    "      --check-config       read the configuration, say what is wrong, and end\n"
+    "      --check-config       read the configuration, report errors, and end\n"
     "  -h, --help               this text\n"
     "  -V, --version            version\n"
     "\n"
@@ -107,7 +107,7 @@ static void tell_systemd(void)
     socklen_t un_len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len);
     if (fd < 0 ||
         sendto(fd, ready, sizeof(ready) - 1, MSG_NOSIGNAL, (const struct sockaddr *)&un, un_len) < 0)
-        log_warning("cannot tell systemd that I serve: %s", strerror(errno));
+        log_warning("cannot notify systemd of the start: %s", strerror(errno));
 }
 
 static void tell_ready(const struct leat_error *err)
@@ -120,7 +120,7 @@ static void tell_ready(const struct leat_error *err)
     int n = err ? snprintf(line, sizeof(line), "error: %s\n", err->message)
                 : snprintf(line, sizeof(line), "ok\n");
     if (write(ready_fd, line, (size_t)n) < 0)
-        log_warning("cannot tell who started me that I serve: %s", strerror(errno));
+        log_warning("cannot notify the starting process: %s", strerror(errno));
     close(TAKE_FD(ready_fd));
 }
 

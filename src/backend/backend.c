@@ -74,9 +74,8 @@ int backend_stat_object(struct backend *b, const char *uri, struct backend_stat 
 int backend_first(struct backend *b, const char *uri, void *dst, uint64_t room, bool whole,
                   struct backend_stat *ret_stat, uint64_t *ret_bytes, struct leat_error *err)
 {
-    return b->ops->first
-               ? b->ops->first(b, uri, dst, room, whole, ret_stat, ret_bytes, err)
-               : error_set(err, LEAT_UNSUPPORTED, "%.300s: what it is can be asked for nothing", uri);
+    return b->ops->first ? b->ops->first(b, uri, dst, room, whole, ret_stat, ret_bytes, err)
+                         : error_set(err, LEAT_UNSUPPORTED, "%.300s: this kind of source has no status", uri);
 }
 
 int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t bytes,

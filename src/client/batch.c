@@ -65,7 +65,8 @@ static int make_ready(struct leat_ws *ws, const uint64_t *ids, unsigned n, uint6
         else if (state == LIVE_ABSENT || state == LIVE_LOADING)
             return GATHER_MOVED;
         else if (state != LIVE_RESIDENT)
-            return error_set(err, -EIO, "the daemon says that sample %llu is there, its live table says %u",
+            return error_set(err, -EIO,
+                             "the daemon reports that sample %llu is there, its live table has state %u",
                              (unsigned long long)scratch[i], state);
     }
     return 0;

@@ -188,7 +188,7 @@ int connect_check_daemon(int fd, const char *socket, struct leat_error *err)
     socklen_t len = sizeof(peer);
     char step[PATH_ROOM] = "/";
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0)
-        return error_sys(err, -errno, "cannot find out who listens at %s", socket);
+        return error_sys(err, -errno, "cannot find the process that listens at %s", socket);
     if (peer.uid == geteuid() || peer.uid == 0)
         return 0;
     int rc = check_steps(socket, peer.uid, step);
@@ -201,7 +201,7 @@ int connect_check_daemon(int fd, const char *socket, struct leat_error *err)
                          step, socket, (unsigned)peer.uid);
     return error_set(
         err, LEAT_DENIED,
-        "the daemon at %s runs as user %u, who is neither this user nor root: data and keys would go "
+        "the daemon at %s runs as user %u, neither this user nor root: data and keys would go "
         "there. Each folder of its path must be one that only root, this user or user %u can make or change, "
         "and %s is not. Move the socket, as to /run/leat, or run this as user %u",
         socket, (unsigned)peer.uid, (unsigned)peer.uid, step, (unsigned)peer.uid);
@@ -235,7 +235,7 @@ void connect_others(const char *folder, char *ret_text, size_t room)
     if (!found)
         snprintf(ret_text, room, "; `leat preload` and leat.open() start one");
     else
-        snprintf(ret_text + len, room - len, "%s (say --job=NAME, or set LEAT_JOB)",
+        snprintf(ret_text + len, room - len, "%s (give --job=NAME, or set LEAT_JOB)",
                  found > OTHERS_NAMED ? ", ..." : "");
 }
 

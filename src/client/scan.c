@@ -153,7 +153,7 @@ static int ask(struct leat_scan *s, const struct client_rpc_how *how, struct lea
     if (bad) {
         if (!rc)
             proto_scanned_fini(&told);
-        return error_set(err, LEAT_CORRUPT, "what the daemon tells of a scan cannot be");
+        return error_set(err, LEAT_CORRUPT, "the daemon's reply to a scan is malformed");
     }
     proto_scanned_fini(&s->told);
     s->told = told;

@@ -74,14 +74,14 @@ static int read_ready(int fd, const struct connect_spawn *what, const char *log_
         int n = poll(&pfd, 1, what->interrupt && (left < 0 || left > POLL_MS) ? POLL_MS : left);
         bool again = (n == 0 && left != 0) || (n < 0 && errno == EINTR);
         if (again && what->interrupt && what->interrupt(what->interrupt_user))
-            return error_set(err, LEAT_CANCELED, "given up by the caller while leatd was starting");
+            return error_set(err, LEAT_CANCELED, "cancelled by the caller while leatd was starting");
         if (again)
             continue;
         if (n == 0)
             return error_set(err, LEAT_TIMED_OUT, "leatd did not come up in time; see %s", log_path);
         ssize_t got = n < 0 ? -1 : read(fd, line + len, sizeof(line) - 1 - len);
         if (got < 0 && errno != EINTR)
-            return error_sys(err, -errno, "cannot hear from leatd");
+            return error_sys(err, -errno, "cannot read from leatd");
         if (got == 0)
             break;
         len += got > 0 ? (size_t)got : 0;

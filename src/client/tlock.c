@@ -26,7 +26,7 @@ bool client_cancelled(const struct leat_client *client, const struct client_rpc_
 
 int client_cancelled_error(struct leat_error *err)
 {
-    return error_set(err, LEAT_CANCELED, "given up by the caller");
+    return error_set(err, LEAT_CANCELED, "cancelled by the caller");
 }
 
 static bool looks(const struct leat_client *client, const struct client_rpc_how *how)

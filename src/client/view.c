@@ -235,7 +235,7 @@ static void view_free(struct leat_view *v)
 {
     rails_quiesce(v->rails); /* first: what is in quarantine */
     if (v->rails && v->rails->unquiesced) {
-        log_error("a rail does not give back what was asked for by it: the memory of a view is left to it");
+        log_error("a rail does not end its operations: the memory of a view is left to it");
         return;
     }
     for (unsigned s = 0; v->slots && v->rails && s < v->nslots; s++) {

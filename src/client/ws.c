@@ -390,7 +390,7 @@ static int wait_telling(struct leat_ws *ws, leat_progress_fn progress, void *use
     int rc = client_rpc_begin(c, PROTO_WAIT, &body, &pending);
     if (rc)
         return c->dead ? client_rpc_dead_error(c, err)
-                       : error_set(err, rc, "cannot ask the daemon to tell when all is loaded");
+                       : error_set(err, rc, "cannot ask the daemon to report when all is loaded");
     do {
         uint64_t until = clock_now_ns() + TELL_NS;
         const struct client_rpc_how how = {.deadline_ns = deadline_ns ? MIN(deadline_ns, until) : until};

@@ -179,7 +179,7 @@ int requests_verify(struct client *c, struct conn_message *m)
         return requests_unknown(c, &m->frame);
     if (c->nverifying > 0) {
         struct leat_error err;
-        error_set(&err, LEAT_BUSY, "this process has a verification under way already");
+        error_set(&err, LEAT_BUSY, "this process runs a verification already");
         return requests_refuse(c, &m->frame, &err);
     }
     struct verifying *v = malloc(sizeof(*v));
@@ -192,7 +192,7 @@ int requests_verify(struct client *c, struct conn_message *m)
     if (rc < 0) {
         struct leat_error err;
         if (rc == LEAT_BUSY)
-            error_set(&err, rc, "several verifications are under way already: try later");
+            error_set(&err, rc, "several verifications run already: try later");
         else
             error_sys(&err, rc, "cannot start a verification");
         free(v);

@@ -57,11 +57,10 @@ static void pool_text(struct bytes_out *t, struct pool *pool)
         ready.given_up_bytes);
     metrics_gauge(t, "pool_table_bytes", "Of it: indexes, states and checksums of samples, bookkeeping.",
                   atomic_load(&pool->table_bytes));
-    metrics_gauge(
-        t, "pool_scratch_bytes",
-        "Of it: to unpack chunks, for sessions that list and read elsewhere, and to read what cannot land "
-        "in its place.",
-        atomic_load(&pool->scratch_bytes) + fill.wide_bytes);
+    metrics_gauge(t, "pool_scratch_bytes",
+                  "Of it: to unpack chunks, for sessions that list and read remote sources, and to read what "
+                  "cannot land in its place.",
+                  atomic_load(&pool->scratch_bytes) + fill.wide_bytes);
     metrics_gauge(t, "pool_window_bytes", "Of it: windows of sets that are streamed, and of scans.",
                   report_windows_bytes(pool));
     metrics_counter(t, "pool_refused_total",
@@ -78,16 +77,15 @@ static void server_text(struct bytes_out *t, const struct server_view *view)
     metrics_gauge(t, "working_sets", "Working sets in the pool.", sets);
     metrics_gauge(t, "clients", "Processes connected.", view->clients);
     metrics_counter(t, "requests_total", "Requests on control connections.", view->requests);
-    metrics_counter(
-        t, "rejected_total",
-        "Connections turned away or closed: a wrong token, a late handshake, a limit, a broken protocol, "
-        "answers not read.",
-        view->rejected);
-    metrics_counter(t, "opens_total", "Working sets asked for by a path or name.", atomic_load(&pool->opens));
+    metrics_counter(t, "rejected_total",
+                    "Connections refused or closed: a wrong token, a late handshake, a limit, a broken "
+                    "protocol, answers not read.",
+                    view->rejected);
+    metrics_counter(t, "opens_total", "Working sets requested by a path or name.", atomic_load(&pool->opens));
     metrics_counter(t, "index_scans_total",
-                    "Sources scanned because no index at hand was of what lies there now.",
+                    "Sources scanned because no existing index described their present content.",
                     atomic_load(&pool->index_scans));
-    metrics_counter(t, "index_hits_total", "Indexes found at hand.", atomic_load(&pool->index_hits));
+    metrics_counter(t, "index_hits_total", "Existing indexes used.", atomic_load(&pool->index_hits));
     metrics_counter(t, "drops_total", "Working sets that ended.", atomic_load(&pool->drops));
     metrics_counter(t, "evictions_total", "Of them, idle implicit sets that made room.",
                     atomic_load(&pool->evictions));
@@ -126,7 +124,7 @@ static void load_text(struct bytes_out *t, struct pool *pool)
         "Read from it beside what was wanted, to align and to compare checksums, and left behind.",
         fill.bytes_padding);
     remote_text(t, pool, &fill);
-    metrics_counter(t, "source_opens_total", "Source files opened, and ranges of remote ones asked for.",
+    metrics_counter(t, "source_opens_total", "Source files opened, and ranges of remote ones requested.",
                     fill.files_opened);
     metrics_counter(t, "load_errors_total", "Ranges that could not be loaded.", fill.errors);
 }
@@ -161,7 +159,7 @@ static void copied_text(struct bytes_out *t)
 static void times_text(struct bytes_out *t, const struct server_view *view)
 {
     struct server_times *times = view->times;
-    metrics_histogram(t, "open", "Time to answer an open: scan or index at hand, admission, placement.",
+    metrics_histogram(t, "open", "Time to answer an open: scan or existing index, admission, placement.",
                       &times->open);
     metrics_histogram(t, "wait", "Time readers waited for samples that were not in the pool yet.",
                       &times->wait);

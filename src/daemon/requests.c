@@ -787,7 +787,7 @@ static int on_cancel(struct client *c, struct conn_message *m)
         struct pending *p = container_of(node, struct pending, client_node);
         if (p->id == request.id) {
             struct leat_error err;
-            error_set(&err, -ECANCELED, "given up");
+            error_set(&err, -ECANCELED, "cancelled");
             pending_refuse(p, &err);
         }
     }

@@ -157,7 +157,7 @@ static void give_up(struct client_scan *s)
     struct leat_error err;
     struct proto_frame asked = s->asked;
     s->asked.id = 0;
-    error_set(&err, -ECANCELED, "given up");
+    error_set(&err, -ECANCELED, "cancelled");
     requests_refuse(s->client, &asked, &err);
 }
 

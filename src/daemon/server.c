@@ -629,9 +629,10 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
     unsigned mode = pool->config.opener.system ? 0666 : 0600;
     int rc = config->listen ? net_addresses_check("listen", config->listen, err) : 0;
     if (rc == 0 && config->listen && !config->token)
-        rc = error_set(err, LEAT_INVALID,
-                       "listen = %s needs token_file: whoever can reach the port could read every dataset",
-                       config->listen);
+        rc = error_set(
+            err, LEAT_INVALID,
+            "listen = %s needs token_file: every process that reaches the port could read every dataset",
+            config->listen);
     if (rc == 0)
         rc = tcp_listener_open(loop, &s->unix_source, config->socket, mode, unix_progress, err);
     if (rc == 0 && stat(config->socket, &s->socket_file) < 0)

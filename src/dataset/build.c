@@ -81,8 +81,9 @@ int scan_format(const char *path, const char *bytes, size_t n, int fd, enum scan
     }
     if (has_suffix(path, ".npy") || has_suffix(path, ".h5") || has_suffix(path, ".hdf5"))
         return error_set(err, LEAT_CORRUPT, "%s: %s", shown,
-                         n == 0 ? "the file is empty"
-                                : "it does not begin as its name says; it is damaged or of another format");
+                         n == 0
+                             ? "the file is empty"
+                             : "it does not begin as its name promises; it is damaged or of another format");
     return error_set(err, LEAT_UNSUPPORTED,
                      "%s: not a format that Leat reads, which are .npy, HDF5, tar shards, and a directory "
                      "of files or of tar shards; what has a reader in Python is taken by leat.from_dataset",

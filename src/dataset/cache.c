@@ -511,7 +511,7 @@ static int fetch_given(struct expected *x, int *ret_fd, struct leat_error *err)
         if ((size_t)index_source_path(&ix, i, path, sizeof(path)) >= sizeof(path) ||
             strncmp(path, x->given, scope) != 0 || path[scope] != (folder ? '/' : 0))
             rc = error_set(err, LEAT_INVALID,
-                           "%.300s: an index of data that lies elsewhere (%.300s): it was moved here, "
+                           "%.300s: an index of data in another place (%.300s): it was moved here, "
                            "perhaps; \"leat index %.*s\" makes a new one",
                            x->given, path, (int)scope, x->given);
     }

@@ -111,7 +111,7 @@ static int reach(const struct scan *scan, const char *uri, struct leat_error *er
     if (scan->opener && scan->opener->remote)
         return 0;
     return error_set(err, LEAT_UNSUPPORTED,
-                     "%.300s: data elsewhere cannot be read from here; copy it to a disk of this machine "
+                     "%.300s: remote data cannot be read from here; copy it to a disk of this machine "
                      "first (leat cp, aws s3 cp, curl)",
                      uri);
 }

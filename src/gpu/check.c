@@ -168,12 +168,11 @@ static int orders_writes(struct gpu *gpu, struct leat_error *err)
                          why.message);
     if (!supported)
         return error_set(err, LEAT_UNSUPPORTED,
-                         "CUDA device %d: the driver says that no GPUDirect RDMA is possible with it",
-                         gpu->ordinal);
+                         "CUDA device %d: the driver does not support GPUDirect RDMA with it", gpu->ordinal);
     gpu->flushes = ordering < CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
     if (gpu->flushes && !(gpu->cuda->cuFlushGPUDirectRDMAWrites && (options & 1)))
         return error_set(err, LEAT_UNSUPPORTED,
-                         "CUDA device %d: nothing tells when it sees what a NIC wrote into its memory",
+                         "CUDA device %d: no event shows when it sees what a NIC wrote into its memory",
                          gpu->ordinal);
     return 0;
 }

@@ -81,8 +81,7 @@ int objects_bucket_delete(struct objects *o, const char *bucket, struct leat_err
     bool more;
     int rc = has_remote(o, bucket) ? tier_list(o->tier, bucket, &any, found_one, NULL, &more, err) : 0;
     if (rc == 1)
-        return error_set(err, STORE_NOT_EMPTY,
-                         "bucket %s: the bucket that it stands in front of is not empty", bucket);
+        return error_set(err, STORE_NOT_EMPTY, "bucket %s: its remote is not empty", bucket);
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&o->buckets);

@@ -330,7 +330,7 @@ static int take(struct pool *pool, struct open_request *r, const struct dataset_
     if (s3 && system && !own && !access_signed(r->access))
         return error_set(
             err, LEAT_DENIED,
-            "%.200s: this daemon has no credentials of its own, and none came from who opens it%s",
+            "%.200s: this daemon has no credentials of its own, and the opening process sent none%s",
             spec->sources[0].uri,
             r->local ? " on this node: open it there as well, or let daemons have their own "
                        "(own_credentials in [s3] of leatd.conf)"

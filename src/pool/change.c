@@ -112,7 +112,7 @@ static int finish_append(struct change *ch, struct leat_error *err)
 {
     struct wset *ws = ch->ws, *old = ch->old;
     if (wset_has_ended(old))
-        return error_set(err, LEAT_STALE, "'%s' was dropped meanwhile", old->name);
+        return error_set(err, LEAT_STALE, "'%s' was dropped in the meantime", old->name);
     /* Its owner asks again, and has just read what is added: with the groups of now. */
     pool_own(ws, old->owner_uid, old->owner_gid, ch->request->groups,
              old->mode & 0004 ? LEAT_OPEN_PUBLIC : 0);
@@ -138,7 +138,7 @@ static void built(struct work *work)
     if (work->cancelled)
         err->code = error_set(err, -ECANCELED, "the daemon is ending");
     else if (err->code == 0 && !ch->request->opened)
-        err->code = error_set(err, -ECANCELED, "who asked for it is gone");
+        err->code = error_set(err, -ECANCELED, "the requester is gone");
     if (err->code == 0)
         err->code = ch->old ? finish_append(ch, err) : finish_create(ch, err);
     if (err->code < 0) {

@@ -69,9 +69,10 @@ static int still_good(struct preparing *p, struct leat_error *err)
     if (p->err.code < 0)
         return p->err.code;
     if (wset_has_ended(ws) || (old && wset_has_ended(old)))
-        return error_set(err, LEAT_STALE, "'%s' was dropped meanwhile", ws->name);
+        return error_set(err, LEAT_STALE, "'%s' was dropped in the meantime", ws->name);
     if (old && (old->lost_nodes || old->losses != p->losses))
-        return error_set(err, LEAT_PEER_GONE, "a node that holds part of '%s' was lost meanwhile", ws->name);
+        return error_set(err, LEAT_PEER_GONE, "a node that holds part of '%s' was lost in the meantime",
+                         ws->name);
     return 0;
 }
 

@@ -49,8 +49,8 @@ static int may(const struct pool *pool, uint32_t uid, struct leat_error *err)
         return error_set(err, LEAT_UNSUPPORTED, "RDMA is switched off there (rdma_users = nobody in [net])");
     if (pool->config.rdma.users == RDMA_SAME_USER && uid != geteuid() && uid != 0)
         return error_set(err, LEAT_DENIED,
-                         "RDMA is for user %u there, who runs leatd, and not for user %u: who reads by RDMA "
-                         "speaks to UCX in the daemon, which trusts its peers (rdma_users = anybody in [net] "
+                         "RDMA is for user %u there, which runs leatd, and not for user %u: a reader by RDMA "
+                         "talks to UCX in the daemon, which trusts its peers (rdma_users = anybody in [net] "
                          "accepts that)",
                          geteuid(), uid);
     return 0;

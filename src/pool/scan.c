@@ -347,8 +347,8 @@ static int scans_check(struct pool *pool, uint32_t uid, struct leat_error *err)
     if (all < SCANS_MAX && own < USER_SCANS)
         return 0;
     return error_set(err, LEAT_BUSY,
-                     "%u scans are under way, %u of them of user %u, where %u and %u are allowed: end some",
-                     all, own, uid, SCANS_MAX, USER_SCANS);
+                     "%u scans are open, %u of them of user %u, where %u and %u are allowed: end some", all,
+                     own, uid, SCANS_MAX, USER_SCANS);
 }
 
 /* "s3://bucket/prefix/", and the whole key behind which it begins. */

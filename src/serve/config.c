@@ -74,20 +74,21 @@ int serve_config_finish(struct serve_config *c, struct leat_error *err)
         return error_set(err, LEAT_INVALID, "low = %u is not below high = %u", c->low_percent,
                          c->high_percent);
     if (c->anonymous && c->keys_file)
-        return error_set(err, LEAT_INVALID,
-                         "anonymous = yes and keys_file exclude each other: what everybody may do stands in "
-                         "the file, under "
-                         "[anonymous]");
+        return error_set(
+            err, LEAT_INVALID,
+            "anonymous = yes and keys_file exclude each other: permissions without a key stand in "
+            "the file, under "
+            "[anonymous]");
     if (!c->anonymous && !c->keys_file)
         return error_set(err, LEAT_INVALID,
                          "[serve] needs keys_file = FILE (make one: leat serve --keys FILE --new-keys), or "
                          "anonymous = yes: "
-                         "then everybody who reaches it may do everything");
+                         "then every process that reaches it may do everything");
     for (unsigned i = 0; i < c->nlisten; i++) {
         if (c->anonymous && !is_local(c->listen[i]))
             return error_set(err, LEAT_INVALID,
-                             "listen = %s: others than this machine reach it, and nobody needs a key: "
-                             "everybody could read "
+                             "listen = %s: other machines reach it, and no key is needed: "
+                             "every process could read "
                              "and delete everything. Give a keys file, or listen on 127.0.0.1",
                              c->listen[i]);
     }

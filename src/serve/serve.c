@@ -91,7 +91,7 @@ void serve_reload(struct serve *s)
     if (rc < 0)
         log_error("the keys stay as they were: %s", err.message);
     else if (rc > 0)
-        log_info("the keys were read anew");
+        log_info("the keys were read again");
     struct timespec now = time_of(s->cert);
     if (now.tv_sec == s->cert_time.tv_sec && now.tv_nsec == s->cert_time.tv_nsec)
         return;
@@ -99,7 +99,7 @@ void serve_reload(struct serve *s)
     if (http_server_reload_tls(s->http, &err) < 0)
         log_error("the certificate stays as it was: %s", err.message);
     else
-        log_info("the certificate was read anew");
+        log_info("the certificate was read again");
 }
 
 static void *keep(void *user)

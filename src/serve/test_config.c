@@ -50,7 +50,7 @@ static void test_config(void **state)
     assert_non_null(strstr(err.message, "--new-keys"));
     assert_int_equal(set(&c, "serve", "anonymous", "yes"), 0);
     assert_int_equal(serve_config_finish(&c, &err), LEAT_INVALID); /* for everybody */
-    assert_non_null(strstr(err.message, "others than this machine"));
+    assert_non_null(strstr(err.message, "other machines reach it"));
     assert_int_equal(set(&c, "serve", "keys_file", "/k"), 0);
     assert_int_equal(serve_config_finish(&c, &err), LEAT_INVALID); /* both */
     assert_int_equal(set(&c, "serve", "anonymous", "no"), 0);

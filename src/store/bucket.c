@@ -616,15 +616,14 @@ static int may_create(struct store *s, struct bucket *b, uint32_t id, struct lea
     next = MAX(next, s->last_bucket_id + 1);
     b->b.id = id ? id : next;
     s->last_bucket_id = MAX(s->last_bucket_id, b->b.id);
-    int rc =
-        lookup(s, name) ? error_set(err, STORE_EXISTS, "there is a bucket '%s' already", name)
-        : any_blind(s)
-            ? error_set(err, STORE_UNAVAILABLE,
-                        "a path of the store has failed; it may have a bucket '%s', whose objects "
-                        "would be lost with a new one: mend it, or have it forgotten (forget_missing), and "
-                        "start again",
-                        name)
-            : 0;
+    int rc = lookup(s, name) ? error_set(err, STORE_EXISTS, "there is a bucket '%s' already", name)
+             : any_blind(s)
+                 ? error_set(err, STORE_UNAVAILABLE,
+                             "a path of the store has failed; it may have a bucket '%s', whose objects "
+                             "would be lost with a new one: repair it, or set forget_missing, and "
+                             "start again",
+                             name)
+                 : 0;
     pthread_mutex_unlock(&s->buckets_lock);
     return rc;
 }

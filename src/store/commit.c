@@ -17,7 +17,7 @@ static int check_commit(struct store_put *put, const struct store_commit *c, str
     if (put->failed)
         return error_set(err, LEAT_INVALID, "the upload has failed before");
     if (put->expected != STORE_UNKNOWN_BYTES && put->bytes != put->expected)
-        return error_set(err, LEAT_INVALID, "%llu bytes were announced, %llu came",
+        return error_set(err, LEAT_INVALID, "%llu bytes were announced, %llu received",
                          (unsigned long long)put->expected, (unsigned long long)put->bytes);
     if (c->meta_len > STORE_META_MAX)
         return error_set(err, LEAT_INVALID, "metadata of %zu bytes; at most %u are kept", c->meta_len,
@@ -271,7 +271,7 @@ static int enter(struct store_put *put, const struct store_commit *c, bool *ret_
     uint64_t now = remote ? remote_id : 0;
     if (c->if_remote_id ? c->remote_id != now : c->remote && c->remote_id && c->remote_id != remote_id) {
         leave(put);
-        return error_set(err, LEAT_STALE, "bucket '%s' stands in front of another one by now", put->bucket);
+        return error_set(err, LEAT_STALE, "bucket '%s' has another remote by now", put->bucket);
     }
     return 0;
 }

@@ -317,7 +317,7 @@ int store_evict(struct store *s, const char *bucket, const void *key, size_t key
     rc = remove_clean(s, &k, &f.value.seq, 1, &code, err);
     if (rc < 0 || code < 0)
         return rc < 0 ? rc
-                      : error_set(err, code, "%s was changed meanwhile",
+                      : error_set(err, code, "%s was changed in the meantime",
                                   store_key_text(bucket, key, key_len, text));
     atomic_fetch_add(&f.path->evicted, 1);
     atomic_fetch_add(&f.path->evicted_bytes, f.value.bytes + f.value.trailer_bytes);
@@ -386,8 +386,8 @@ int store_mark_clean(struct store *s, const char *bucket, const void *key, size_
         return rc;
     ikey_set(&k, id, key, key_len);
     rc = remote_id && remote_id != now
-             ? error_set(err, LEAT_STALE, "bucket '%s' stands in front of another by now", bucket)
+             ? error_set(err, LEAT_STALE, "bucket '%s' has another remote by now", bucket)
              : store_flag(s, &k, seq, STORE_DIRTY, 0, remote, true, err);
     store_bucket_leave(s, bucket);
-    return rc == LEAT_NOT_FOUND ? error_set(err, LEAT_STALE, "it was deleted meanwhile") : rc;
+    return rc == LEAT_NOT_FOUND ? error_set(err, LEAT_STALE, "it was deleted in the meantime") : rc;
 }

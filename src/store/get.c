@@ -191,9 +191,7 @@ static bool give_up(struct store *s, const struct path *p, const struct ikey *k,
 {
     if (!store_give_up(s, k, seq))
         return false;
-    log_warning(
-        "%s: that object was evicted: the remote has it, and who asks for it next has it fetched anew",
-        p->dir);
+    log_warning("%s: that object was evicted: the remote has it, and the next read fetches it again", p->dir);
     return true;
 }
 
@@ -217,7 +215,7 @@ static int corrupt(struct obj *obj, uint64_t block, struct leat_error *err)
     return error_set(
         err, LEAT_CORRUPT,
         "block %llu (1 MiB each) of %s is damaged on %s: its checksum does not match; store the object "
-        "anew, or delete it",
+        "again, or delete it",
         (unsigned long long)block, text, obj->path->dir);
 }
 
@@ -435,8 +433,8 @@ static int open_error(struct store *s, const struct ikey *k, const char *bucket,
                           (unsigned long long)f->value.file, rc == -ENOENT ? "missing" : "damaged");
         store_found_corrupt(s, f->path, k, f->value.seq);
         return error_set(err, LEAT_CORRUPT,
-                         "%s is damaged on %s: its file is %s; store it anew, or delete it", text,
-                         f->path->dir, rc == -ENOENT ? "missing" : "not what the index says");
+                         "%s is damaged on %s: its file is %s; store it again, or delete it", text,
+                         f->path->dir, rc == -ENOENT ? "missing" : "not as in the index");
     }
     return unreadable(s, f->path, k, f->value.file, f->value.seq, rc, text, err);
 }
@@ -473,7 +471,7 @@ int store_open(struct store *s, const struct ikey *k, const char *bucket, struct
             return error_set(err, rc, "%s is unavailable: a disk of the store has failed",
                              store_key_text(bucket, k->bytes + 4, k->len - 4, text));
         if (f.value.flags & STORE_CORRUPT)
-            return error_set(err, LEAT_CORRUPT, "%s was found damaged on %s: store it anew, or delete it",
+            return error_set(err, LEAT_CORRUPT, "%s was found damaged on %s: store it again, or delete it",
                              store_key_text(bucket, k->bytes + 4, k->len - 4, text), f.path->dir);
         *ret_obj = store_open_find(s, f.path, f.value.file, f.value.seq);
         if (*ret_obj) {
@@ -556,7 +554,7 @@ int store_get_cached(struct store *s, const char *bucket, const void *key, size_
         return rc;
     if (f.value.flags & STORE_CORRUPT) {
         char text[KEY_TEXT_MAX];
-        return error_set(err, LEAT_CORRUPT, "%s was found damaged on %s: store it anew, or delete it",
+        return error_set(err, LEAT_CORRUPT, "%s was found damaged on %s: store it again, or delete it",
                          store_key_text(bucket, key, key_len, text), f.path->dir);
     }
     struct store_obj *obj = store_open_find(s, f.path, f.value.file, f.value.seq);

@@ -56,9 +56,9 @@ void store_path_fail(struct path *p, const char *why)
     }
     pthread_mutex_unlock(&p->fail_lock);
     if (first)
-        log_error(
-            "%s: left: %s; objects on it are unavailable until it is mended and the daemon is started again",
-            p->dir, why);
+        log_error("%s: left: %s; objects on it are unavailable until it is repaired and the daemon is "
+                  "started again",
+                  p->dir, why);
 }
 
 int store_path_error(struct path *p, int rc, const char *what, struct leat_error *err)
@@ -98,7 +98,7 @@ int store_path_unreadable(struct path *p, uint64_t file, int rc, const char *tex
         store_path_fail(p, why);
     }
     return error_set(err, STORE_UNAVAILABLE,
-                     "%s: %s cannot be read: %s; mend the disk, or store the object anew", p->dir, text,
+                     "%s: %s cannot be read: %s; repair the disk, or store the object again", p->dir, text,
                      strerror(-rc));
 }
 

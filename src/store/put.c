@@ -340,7 +340,7 @@ static int put_take(struct store_put *put, const uint8_t *data, size_t n, struct
     assert(!put->failed);
     if (put->expected != STORE_UNKNOWN_BYTES && n > put->expected - put->bytes) {
         put->failed = true;
-        return error_set(err, LEAT_INVALID, "more bytes came than the %llu that were announced",
+        return error_set(err, LEAT_INVALID, "more bytes received than the %llu that were announced",
                          (unsigned long long)put->expected);
     }
     put_checksum(put, data, n);
@@ -428,7 +428,7 @@ int store_put_reader(struct store_put *put, int *ret_fd, struct leat_error *err)
     store_path_file_name(put->path, put->file.id, name);
     int fd = put->store->io->open(put->store->io, name, O_RDONLY, 0);
     if (fd < 0)
-        return store_path_error(put->path, fd, "a file under way cannot be opened", err);
+        return store_path_error(put->path, fd, "an open file cannot be opened again", err);
     *ret_fd = fd;
     return 0;
 }

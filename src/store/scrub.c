@@ -195,7 +195,7 @@ static int load(struct scrub *sc)
     int rc = store_io_read(io, fd, text, STATE_MAX, 0);
     io->close(io, fd);
     if ((rc < 0 && rc != -ENODATA) || !parse(sc, text)) {
-        log_warning("%s is damaged: a pass begins anew", name);
+        log_warning("%s is damaged: a pass begins again", name);
         sc->now = sc->last = (struct store_scrub_pass){0};
         sc->at.len = sc->nfound = 0;
         sc->next_ns = 0;
@@ -553,7 +553,7 @@ static void found_bad(struct scrub *sc, struct subject *o, enum verdict verdict,
         return;
     }
     if (verdict == DAMAGED)
-        log_error("%s: scrub: %s of %s is damaged (file %012llx), and there is no other copy: store it anew",
+        log_error("%s: scrub: %s of %s is damaged (file %012llx), and there is no other copy: store it again",
                   p->dir, where, name, (unsigned long long)o->value.file);
     if (verdict == DAMAGED && !(flags & STORE_CORRUPT))
         store_flag(p->store, &o->key, o->value.seq, 0, STORE_CORRUPT, NULL, false, NULL);

@@ -383,7 +383,7 @@ static int read_middle(struct fixture *f, const char *key)
         return rc;
     rc = store_obj_check(f->s, obj, STORE_BLOCK, 1, &err);
     if (rc < 0)
-        assert_non_null(strstr(err.message, "anew")); /* what to do where nobody else has it */
+        assert_non_null(strstr(err.message, "again")); /* what to do without another copy */
     store_obj_unref(obj);
     return rc;
 }

@@ -49,7 +49,7 @@ int store_upload_charge(struct store *s, struct upload *u, struct leat_error *er
     if (budget_reserve(&s->uploads_room, bytes) < 0) {
         static const char why[] =
             "uploads in parts that are neither completed nor aborted have all memory that they may take, "
-            "a quarter of the server's: complete or abort some, or wait until old ones are given up";
+            "a quarter of the server's: complete or abort some, or wait until old ones are aborted";
         if (!atomic_exchange(&s->uploads_full, true)) /* clients slow down, which does not help here */
             log_warning("%s", why);
         return error_set(err, LEAT_BUSY, "%s", why);
@@ -508,7 +508,7 @@ void store_uploads_age(struct store *s, int64_t before_ns)
         int rc = store_upload_give_up(s, u, false, &err);
         store_key_text(u->bucket, u->data, u->key_len, text);
         if (rc == 0)
-            log_info("the upload of %s is given up: nobody touched it for long", text);
+            log_info("the upload of %s is aborted: it got no part for too long", text);
         else if (rc != STORE_NO_UPLOAD && rc != LEAT_BUSY) /* those are over, or will be soon */
             log_debug("the old upload of %s cannot be removed yet: %s", text, err.message);
     }

@@ -51,11 +51,11 @@ def numbers(tmp_path):
     ({"shuffle": "blocks"}, ValueError, "shuffle='blocks': give True, 'auto', 'full', 'block:N' or False"),
     ({"sampler": 5}, TypeError, "sampler=5: what yields numbers of samples"),
     ({"sampler": [1], "batch_sampler": [[1]]}, ValueError, "give one of them"),
-    ({"sampler": [1], "shuffle": True}, ValueError, "shuffle=True and a sampler: the sampler says the order"),
+    ({"sampler": [1], "shuffle": True}, ValueError, "shuffle=True and a sampler: the sampler sets the order"),
     ({"batch_sampler": [[1]], "shuffle": "full"}, ValueError, "shuffle='full' and a sampler"),
     ({"skip_ranges": (1, 2)}, TypeError, "a list of (first position, end)"),
     ({"fields": ["imge"]}, KeyError, "no field 'imge'; did you mean 'image'? There are image, label"),
-    ({"fields": {"x": "imge"}}, ValueError, "'x' wants 'imge', which is no field (did you mean 'image'?"),
+    ({"fields": {"x": "imge"}}, ValueError, "'x' needs 'imge', which is no field (did you mean 'image'?"),
     ({"fields": "image"}, TypeError, "a list of names, or a dict"),
     ({"transform": 5}, TypeError, "transform=5: a function, called as transform(sample, rng)"),
     ({"transform": lambda sample: sample}, TypeError, "called as transform(sample, rng), and takes (sample)"),
@@ -144,7 +144,7 @@ def test_wrong_arguments_of_open(numbers, npy, arguments, error, message):
 
 
 @pytest.mark.parametrize("call, error, message", [
-    (lambda ws: ws[[1, 2]], TypeError, "[1, 2]: one sample is asked for by its number or its key, many at once with ws.read_batch"),
+    (lambda ws: ws[[1, 2]], TypeError, "[1, 2]: read one sample by its number or its key, many at once with ws.read_batch"),
     (lambda ws: ws.read_batch(3), TypeError, "ids=3: a list of numbers or keys"),
     (lambda ws: leat.batches(ws, 2, epoch=-1), ValueError, "epoch=-1: at least 0"),
     (lambda ws: leat.batches(ws, 2, slots=1), ValueError, "slots=1: at least 2"),

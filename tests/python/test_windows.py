@@ -170,7 +170,7 @@ def test_what_is_refused(tokens, folder, tmp_path):
     for window, stride in ((0, 1), (5, 0), (-3, 3)):
         with pytest.raises(ValueError, match="at least 1"):
             leat.open(tokens, window=window, stride=stride)
-    with pytest.raises(ValueError, match="goes with a window"):
+    with pytest.raises(ValueError, match="needs a window"):
         leat.open(tokens, stride=3)
     with pytest.raises(leat.Invalid, match="fewer rows than one window"):
         leat.open(tokens, window=N + 1)

@@ -103,7 +103,7 @@ def test_rot_is_fetched_at_once(node, tmp_path):
     for key in ("large", "small-3"):
         for _ in range(2):
             answer = server.request("GET", f"/own/{key}")
-            assert answer.status == 500 and "store it anew, or delete it" in answer.xml.findtext("Message"), answer.body
+            assert answer.status == 500 and "store it again, or delete it" in answer.xml.findtext("Message"), answer.body
     # A file that cannot be read: as if its sectors gave EIO.
     wait_for(lambda: node.ask("GET", "/v1/status").json["store"]["paths"][0]["objects"] == 11)
     server.stop()
@@ -114,7 +114,7 @@ def test_rot_is_fetched_at_once(node, tmp_path):
     server.start()
     assert server.request("GET", "/front/small").body == small
     answer = server.request("GET", "/own/small-4")
-    assert answer.status == 503 and "Store the object anew" in answer.xml.findtext("Message"), answer.body
+    assert answer.status == 503 and "Store the object again" in answer.xml.findtext("Message"), answer.body
 
 
 def test_slow(tmp_path):

@@ -203,7 +203,7 @@ def test_batch_of_many(filled):
 
 
 def test_batches_that_are_refused(filled):
-    for body, code, text in ((b"", "InvalidRequest", "nothing is asked for"), (b"[]", "InvalidRequest", "nothing"), (b"{}", "InvalidRequest", "no key"),
+    for body, code, text in ((b"", "InvalidRequest", "the batch names nothing"), (b"[]", "InvalidRequest", "nothing"), (b"{}", "InvalidRequest", "no key"),
                              (b'[{"key":"a","range":"x"}]', "InvalidRequest", "element 1"), (b'[{"key":"a"},{"objname":"b"}]', "InvalidRequest", "objname"),
                              (b'[{"key":"\xff"}]', "InvalidRequest", "element 1"), (json.dumps([{"key": "k"}] * 4097).encode(), "InvalidRequest", "at most 4096")):
         got = filled.request("POST", "/archives", body, query=[("batch", "")])

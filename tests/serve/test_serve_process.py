@@ -105,7 +105,7 @@ def test_the_lines_name_an_address_that_tools_can_call(tmp_path, listen, called)
 
 def test_what_is_refused(tmp_path):
     store, keys = tmp_path / "store", tmp_path / "keys"
-    assert "others than this machine" in refused("--store", store, "--anonymous", "--listen", "0.0.0.0:0")
+    assert "other machines reach it" in refused("--store", store, "--anonymous", "--listen", "0.0.0.0:0")
     assert "exclude each other" in refused("--store", store, "--anonymous", "--keys", keys)
     assert refused("--store", store, "--keys", keys).endswith(f"make one with: leat serve --keys {keys} --new-keys\n")
     keys.touch(0o600)
@@ -241,7 +241,7 @@ def test_not_ready_while_it_ends(start):
         probe.sendall(b"\r\n")
         answer = http.client.HTTPResponse(probe)
         answer.begin()
-        assert answer.status == 503 and b"told to end" in answer.read()
+        assert answer.status == 503 and b"this server ends" in answer.read()
         put.send(b"56789")
         assert put.getresponse().status == 200
     server.stop()

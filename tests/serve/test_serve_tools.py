@@ -170,7 +170,7 @@ def test_what_is_copied_wrongly(server, bucket, env, tree, tmp_path):
     assert "takes no patterns" in leat("cp", f"s3://{bucket}/up/*.txt", "here/", fails=3)
     assert "nothing is there" in leat("cp", "-r", f"s3://{bucket}/uq", "here", fails=3)
     told = leat("cp", "-r", tree, "s3://no-such-bucket/", fails=3)
-    assert "NoSuchBucket" in told and told.count("PUT s3://no-such-bucket/") == 8 and "given up" in told
+    assert "NoSuchBucket" in told and told.count("PUT s3://no-such-bucket/") == 8 and "failed: stopped" in told
     # What cannot be read here says nothing of the bucket.
     links, rest = tmp_path / "links", tmp_path / "rest"
     links.mkdir()
@@ -179,13 +179,13 @@ def test_what_is_copied_wrongly(server, bucket, env, tree, tmp_path):
         (links / str(number)).symlink_to("nowhere")
     (rest / "file").write_bytes(b"whole")
     told = leat("cp", "-r", links, rest, f"s3://{bucket}/past/", fails=3)
-    assert told.count("No such file") == 8 and "given up" not in told
+    assert told.count("No such file") == 8 and "failed: stopped" not in told
     assert leat("cp", f"s3://{bucket}/past/file", "-", fails=0) == b"whole"
     # Nor does what cannot be written here: nobody makes files there.
     for number in range(9):
         server.request("PUT", f"/{bucket}/many/none{number}", b"x")
     told = leat("cp", "-r", f"s3://{bucket}/many/", "/proc", fails=3)
-    assert told.count("/proc/none") == 9 and "given up" not in told
+    assert told.count("/proc/none") == 9 and "failed: stopped" not in told
     shutil.rmtree(links)
     shutil.rmtree(rest)
     with subprocess.Popen([lib_host.LEAT, "cp", f"s3://{bucket}/up/big.bin", "-"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as piped:

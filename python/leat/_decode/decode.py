@@ -108,7 +108,7 @@ def resolve(ws: WorkingSet, fields: FieldsArg) -> tuple[Column, ...]:
             elif spec in DECODERS and "data" in names and ws.field("data").kind == "raw":
                 field_name, how = "data", spec
             else:
-                raise ValueError(f"fields: {name!r} wants {spec!r}, which is no field ({near(spec, names)}), and no decoder of a field data "
+                raise ValueError(f"fields: {name!r} needs {spec!r}, which is no field ({near(spec, names)}), and no decoder of a field data "
                                  f"({', '.join(DECODERS)})")
             decoder = DECODERS[how] if how else None
         else:

@@ -451,7 +451,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             self.returned_at = 0.0
         if self._closed:
             if self.replaced and not self._finished:
-                raise ValueError("this iterator is over: another iter() or load_state_dict() of its loader came since, which has one pass "
+                raise ValueError("this iterator is over: another iter() or load_state_dict() of its loader followed, which has one pass "
                                  "at a time. Two at once take two loaders of one set")
             raise StopIteration
         step = self._done

@@ -64,7 +64,7 @@ def _check(workers: str, on_error: OnError, shuffle: str | bool | None, sampler:
     check_iterable("sampler", sampler, "what yields numbers of samples")
     check_iterable("batch_sampler", batch_sampler, "what yields lists of numbers of samples")
     if (sampler is not None or batch_sampler is not None) and shuffle in (True, "full"):
-        raise ValueError(f"shuffle={shuffle!r} and a sampler: the sampler says the order; leave shuffle out")
+        raise ValueError(f"shuffle={shuffle!r} and a sampler: the sampler sets the order; leave shuffle out")
     if collate_fn is not None:
         check_function("collate_fn", collate_fn, "collate_fn(samples)", count=1)
     if batch_sampler is not None and skip_ranges:
@@ -74,7 +74,7 @@ def _check(workers: str, on_error: OnError, shuffle: str | bool | None, sampler:
 def _refuse_used_up(name: str, source: Any, count: int) -> None:
     if not count and isinstance(source, Iterator):
         raise ValueError(f"{name}={source!r}: an iterator, which is used up: an epoch goes through it from the start. Give a list, or an object "
-                         "whose __iter__ begins anew")
+                         "whose __iter__ begins again")
 
 
 #: Keywords of torch's DataLoader that have another name, or no need, here.

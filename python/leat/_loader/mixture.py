@@ -276,7 +276,7 @@ class MixPlan(plan.Plan):
         self._weights, self._sizes, self._fingerprints = state["weights"], state["lengths"], state["fingerprints"]
         self._seed, self._block, self._base = seed, block, epoch * length
         if self._base + length >= _MAX_PLACE:
-            raise OverflowError(f"epoch {epoch} of {length} samples is further than a mixture goes")
+            raise OverflowError(f"epoch {epoch} of {length} samples is beyond the end of a mixture")
         self.offsets = np.concatenate([[0], np.cumsum(self._sizes)]).astype(np.uint64)
         begun = [self._count(k) for k in range(len(self._sizes))]
         self._rounds = [count // size for count, size in zip(begun, self._sizes)]

@@ -284,7 +284,7 @@ def pad(values: Sequence[Array] | Ragged, value: Any = 0) -> Array:
         return np.empty(0)
     if len({a.ndim for a in arrays}) > 1:
         raise ValueError(f"pad: values of {', '.join(map(str, sorted({a.ndim for a in arrays})))} dimensions: they are filled up at the ends, "
-                         "and want as many dimensions each")
+                         "and need as many dimensions each")
     shape = [max(sizes) for sizes in zip(*(a.shape for a in arrays))]
     out = np.full((len(arrays), *shape), value, np.result_type(*{a.dtype for a in arrays}))
     for i, a in enumerate(arrays):

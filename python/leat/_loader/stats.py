@@ -77,7 +77,7 @@ def judge(loader: Loader, recent: list[One]) -> tuple[str, str]:
     wall = wait + sum(one[1] for one in recent[1:])
     busy, read, copy = (max(0.0, recent[-1][k] - recent[0][k]) for k in (2, 3, 4))  # an engine that was started anew counts from 0
     if wait <= 0.05 * wall:
-        return "consumer-bound", "nothing: batches are there before they are asked for"
+        return "consumer-bound", "nothing: batches are there before they are requested"
     if copy >= 0.5 * wait:
         return "copy-bound", "smaller types (uint8, bfloat16), made larger and normalised on the GPU"
     workers = max(1, loader._workers)

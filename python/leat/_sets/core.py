@@ -139,16 +139,16 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
     if name is not None:
         set_name(name)
     if window is None and (stride is not None or rows is not None):
-        raise ValueError(f"stride={stride}: it goes with a window" if rows is None else f"rows={rows!r}: they go with a window")
+        raise ValueError(f"stride={stride}: it needs a window" if rows is None else f"rows={rows!r}: they need a window")
     if short not in ("drop", "pad") or short == "pad" and rows is None:
-        raise ValueError(f"short={short!r}: 'drop' or 'pad', of recordings, of which rows= says what they are")
+        raise ValueError(f"short={short!r}: 'drop' or 'pad', of recordings with rows=")
     if window is not None:
         window = whole("window", window, 1)
         stride = window if stride is None else whole("stride", stride, 1)
     if window is not None and stride is not None and rows is None:
         if is_in_pool(text):
             raise ValueError(f"window={window}: open the array itself; {text} has its samples already. If those are recordings to be cut, "
-                             "say by rows= what a row of them is")
+                             "give the type of a row with rows=")
         suffix = f"#rows={block_rows(window, stride)}"
         text = ";".join(part + suffix for part in text.split(";")) if isinstance(uri, Mapping) else text + suffix
     opened = open_set(text, name=name, flags=OPEN_PUBLIC if public else 0, pool_bytes=parse_bytes(limit),

@@ -350,7 +350,7 @@ class _Making:
 
     def _compare(self, ws: WorkingSet) -> None:
         if not self._versioned:
-            raise Invalid(f"there is a set {self._full!r} already: drop it first, choose another name, or say by version= that "
+            raise Invalid(f"there is a set {self._full!r} already: drop it first, choose another name, or state by version= that "
                           "the dataset is the same")
         wanted = [] if not self._source.columns else [(c.name, c.dtype, c.shape) for c in self._source.columns]
         found = [(f.name, "" if f.kind == "raw" else f.dtype.str, f.shape) for f in ws.fields]
@@ -366,7 +366,7 @@ class _Making:
             if now < 0:
                 return
             if deadline.passed(now):
-                _log.info("%s is not whole, and nobody fills it: it is made anew", self._full)
+                _log.info("%s is not whole, and no job fills it: it is made again", self._full)
                 self._drop(self._full)
                 return
             time.sleep(_LOOK_S)
@@ -395,7 +395,7 @@ class _Making:
         """Rank 0: the set, if it can be created at once. The others are there, and told."""
         ranks, word = self._ranks, f"{_rows.dump(self._source.columns)}\n{self._source.n}".encode()
         if len(word) > _WORD_BYTES and self._world > 1:
-            raise Invalid(f"{len(self._source.columns)} fields are more than ranks can tell each other of: choose some with fields=")
+            raise Invalid(f"{len(self._source.columns)} fields are more than ranks can exchange: choose some with fields=")
         if ranks is not None and self._world > 1:
             self._until(lambda: ranks.stat().resident_samples >= self._world - 1,
                         lambda: f"rank {self._names(r for r in range(1, self._world) if not _there(ranks, r))} is not there")
@@ -595,7 +595,7 @@ class _Making:
                 time.sleep(_POLL_S)
             self._drop(self._failed_name(ranks), self._ranks_name)
         except Error as again:
-            _log.debug("while giving up: %s", again)
+            _log.debug("while cancelling: %s", again)
 
     def _whole_or_none(self) -> bool | None:
         try:

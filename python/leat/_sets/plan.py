@@ -333,7 +333,7 @@ class Cut(Steps):
                 break
         found = int(np.searchsorted(self._whole, start - self._before))
         if found == len(self._whole) or int(self._whole[found]) != start - self._before:
-            raise ValueError(f"this state stands behind {start} samples, where no batch of the batch_sampler ends: go on with the "
+            raise ValueError(f"this state stands behind {start} samples, where no batch of the batch_sampler ends: continue with the "
                              "batches that it was taken with")
         return self._step + found + 1
 

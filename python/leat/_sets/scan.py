@@ -34,7 +34,7 @@ class ScanSample:
     def data(self) -> memoryview:
         """The bytes, read-only, in the daemon's memory: `bytes(sample.data)` is a copy, `numpy.frombuffer(sample.data, dtype)` an array over them."""
         if self._holder.released:
-            raise ValueError(f"{self.key}: its bytes went when the next sample was asked for: copy them before, bytes(sample.data), "
+            raise ValueError(f"{self.key}: its bytes were released when the next sample was requested: copy them before, bytes(sample.data), "
                              "or keep sample.data")
         return memoryview(_leat.Memory(self._holder, 0, 0, "B", 1, None, True))
 

@@ -147,7 +147,7 @@ class View(_leat.Memory):
         if copy:
             return _leat.dlpack(self.array.copy(), code, bits, versioned, False, True)
         if not versioned:
-            raise BufferError("this view is read-only, and the consumer is too old for DLPack 1.0 to tell it so: "
+            raise BufferError("this view is read-only, and the consumer is too old for DLPack 1.0, which marks it: "
                               "give it a copy (numpy.array(view), or ws[i])")
         return _leat.dlpack(self.array, code, bits, True, True, False)
 
@@ -335,7 +335,7 @@ class WorkingSet:
         try:
             i = operator.index(index)
         except TypeError:
-            raise TypeError(f"{index!r}: one sample is asked for by its number or its key, many at once with ws.read_batch([...])") from None
+            raise TypeError(f"{index!r}: read one sample by its number or its key, many at once with ws.read_batch([...])") from None
         n = self._length
         if not -n <= i < n:
             raise IndexError(f"sample {i} of a working set of {n} samples")

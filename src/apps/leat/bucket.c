@@ -31,7 +31,7 @@ const struct cli_option bucket_options[] = {
     {OPT_REMOTE, "remote", "URL", "what it stands in front of: s3://BUCKET/PREFIX or file:///FOLDER"},
     {OPT_REMOTE_ENDPOINT, "remote-endpoint", "URL", "the remote's server, where it is not Amazon's"},
     {OPT_REMOTE_REGION, "remote-region", "NAME", "and its region"},
-    {OPT_REMOTE_PROFILE, "remote-profile", "NAME", "keys for it: of ~/.aws of the user who runs the server"},
+    {OPT_REMOTE_PROFILE, "remote-profile", "NAME", "keys for it: of ~/.aws of the server's user"},
     {OPT_REMOTE_ANONYMOUS, "remote-anonymous", NULL, "it is public: no keys"},
     {OPT_MODE, "mode", "MODE",
      "a PUT is acknowledged when it is there and here: through (default); here: back"},
@@ -156,10 +156,9 @@ static int create(struct cli *cli, const struct backend_config *config, const ch
         rc = backend_list(b, uri, true, NULL, found_one, NULL, &cli->err);
         rc = rc == -ECANCELED ? 0 : rc;
         if (rc < 0)
-            error_prefix(
-                &cli->err, rc,
-                "the bucket is there now, but what it stands in front of cannot be listed: is its address "
-                "right, and are its keys?");
+            error_prefix(&cli->err, rc,
+                         "the bucket was created, but its remote cannot be listed: is its address "
+                         "right, and are its keys?");
     }
     if (text)
         explicit_bzero(text, strlen(text));
@@ -190,7 +189,7 @@ int cmd_bucket(struct cli *cli, int argc, char **argv)
     if (argc - first != 2 || strcmp(argv[first], "create") != 0)
         rc = cli_usage_error(cli, "create, and the new bucket's name");
     else if (json_object_size(remote) && !json_object_get(remote, "uri") && !file)
-        rc = cli_usage_error(cli, "what is it to stand in front of? --remote URL");
+        rc = cli_usage_error(cli, "no remote is given: add --remote URL");
     else if (strchr(argv[first + 1], '/'))
         rc = cli_usage_error(cli, "%s: a bucket's name, without s3://", argv[first + 1]);
     else if (!store_bucket_name_ok(argv[first + 1]))

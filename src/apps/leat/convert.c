@@ -113,7 +113,7 @@ static int decide(const struct request *request, const struct convert_list *list
         return error_set(
             err, LEAT_UNSUPPORTED,
             "%s: .npy, one .tar, or a folder of shards or files is written: give a name of these, or "
-            "say with --to what it is to be",
+            "give the format with --to",
             to);
     sink->format = request->to                 ? format_of(request->to)
                    : ends_with(to, ".npy")     ? CONVERT_NPY
@@ -124,7 +124,7 @@ static int decide(const struct request *request, const struct convert_list *list
     sink->shard_count = request->shard_count;
     sink->shard_bytes = request->shard_bytes ? request->shard_bytes : sink->single ? UINT64_MAX : SHARD_BYTES;
     if (sink->format == list->from && sink->format != CONVERT_TAR)
-        return error_set(err, LEAT_INVALID, "it is %s already: --to says what it is to be",
+        return error_set(err, LEAT_INVALID, "it is %s already: give another format with --to",
                          list->from == CONVERT_DIR ? "a folder" : "an array");
     if (shards && sink->format != CONVERT_TAR)
         return error_set(err, LEAT_INVALID, "--shard-size and --shard-count are of tar shards");

@@ -295,7 +295,8 @@ static int parse_item(struct writer *w, const struct convert_item *item, struct 
         return error_sys(w->err, -errno, "%s", item->path);
     rc = npy_parse(all, (size_t)got, ret_header, w->err);
     if (rc == 0 && ret_header->data_offset + ret_header->data_bytes != item->bytes)
-        rc = error_set(w->err, LEAT_CORRUPT, "its header says %" PRIu64 " bytes, and it has %" PRIu64,
+        rc = error_set(w->err, LEAT_CORRUPT,
+                       "its header has a length of %" PRIu64 " bytes, and it has %" PRIu64,
                        ret_header->data_offset + ret_header->data_bytes, item->bytes);
     return rc < 0 ? error_prefix(w->err, rc, "\"%.300s\"", item->path) : 0;
 }

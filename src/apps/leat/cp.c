@@ -35,7 +35,7 @@ void cp_failed(struct cp *cp, int rc, bool here, const struct leat_error *err)
     cli_error(cp->cli, 0, "%s", err && err->message[0] ? err->message : leat_strerror(rc));
     if (!here && cp->failed - cp->failed_here == HOPELESS && !cp->files && !cp->skipped &&
         (rc == LEAT_DENIED || rc == LEAT_NOT_FOUND)) {
-        cli_error(cp->cli, 0, "the first %u failed: given up", HOPELESS);
+        cli_error(cp->cli, 0, "the first %u failed: stopped", HOPELESS);
         cp->given_up = true;
         atomic_store(&cp->cancelled, true);
     }

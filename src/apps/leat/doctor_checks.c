@@ -27,7 +27,7 @@ static void check_kernel(const struct doctor *d, struct finding *f)
     unsigned major = 0, minor = 0;
     if (doctor_read(d, "/proc/sys/kernel/osrelease", release, sizeof(release)) < 0 ||
         sscanf(release, "%u.%u", &major, &minor) != 2) {
-        finding_say(f, DOCTOR_WARN, "the kernel does not tell its version (no /proc?)");
+        finding_say(f, DOCTOR_WARN, "the version of the kernel is unknown (no /proc?)");
         finding_cost(f, "most checks below are blind");
         finding_repair(f, "sudo mount -t proc proc /proc");
         return;
@@ -40,7 +40,7 @@ static void check_kernel(const struct doctor *d, struct finding *f)
     } else if (version < 6001) {
         finding_say(f, DOCTOR_WARN, "Linux %s", release);
         finding_cost(
-            f, "before 6.1 the kernel does not tell what alignment direct I/O wants: Leat tries it out");
+            f, "before 6.1 the kernel does not report the alignment of direct I/O: Leat finds it by trial");
         finding_repair(f, "install a kernel of 6.1 or later");
     } else {
         finding_say(f, DOCTOR_OK, "Linux %s", release);
@@ -126,7 +126,7 @@ static void check_memlock(const struct doctor *d, struct finding *f)
     }
     finding_say(f, DOCTOR_WARN, "RLIMIT_MEMLOCK is %s, less than a pool of %s", text,
                 size_format(d->pool_bytes, b));
-    finding_cost(f, "regions past it are not registered with io_uring: each read pins its pages anew");
+    finding_cost(f, "regions past it are not registered with io_uring: each read pins its pages again");
     if (hard >= d->pool_bytes)
         finding_repair(f, "ulimit -l %s", hard == UINT64_MAX ? "unlimited" : "hard");
     else

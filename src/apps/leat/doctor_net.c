@@ -141,7 +141,7 @@ void check_slots(const struct doctor *d, struct finding *f)
         finding_cost(f, "PCIe carries %" PRIu64 " Gb/s where the card's ports carry %" PRIu64, now / 1000,
                      want / 1000);
         finding_repair(
-            f, "sudo lspci -vv -s %s | grep LnkSta  (then seat it anew, or in a slot with all its lanes)",
+            f, "sudo lspci -vv -s %s | grep LnkSta  (then reseat it, or use a slot with all its lanes)",
             worst->place.pci);
     } else if (told) {
         finding_say(f, DOCTOR_OK, "PCIe carries what the ports do%s%s",
@@ -228,7 +228,7 @@ void check_gpu_rdma(const struct doctor *d, struct finding *f)
     finding_number(f, "rdma_ports", ports);
     for (unsigned i = 0; i < ARRAY_LEN(modules); i++) {
         if (module_is_there(d, modules[i])) {
-            finding_say(f, DOCTOR_OK, "%s is loaded: %u RDMA ports can be told of the memory of %u GPUs",
+            finding_say(f, DOCTOR_OK, "%s is loaded: %u RDMA ports can register the memory of %u GPUs",
                         modules[i], ports, gpus);
             return;
         }

@@ -9,7 +9,7 @@ static const struct cli_option preload_options[] = {
     {300, "pool", "SIZE", "at most this much pool for it, as 4G; the rest is streamed"},
     {301, "public", NULL, "other users of a system daemon may read it"},
     {302, "wait", NULL, "return when every sample is in the pool (the default)"},
-    {303, "no-wait", NULL, "return once the index is there; loading goes on in the daemon"},
+    {303, "no-wait", NULL, "return once the index is complete; loading continues in the daemon"},
     {0},
 };
 static const char *const preload_examples[] = {
@@ -119,8 +119,8 @@ static const char *const status_examples[] = {
     NULL,
 };
 static const struct cli_option top_options[] = {
-    {380, "interval", "SECONDS", "how often it looks (default: 2)"},
-    {381, "once", NULL, "look once and end"},
+    {380, "interval", "SECONDS", "time between two pictures (default: 2)"},
+    {381, "once", NULL, "show one picture and end"},
     {0},
 };
 static const char *const top_examples[] = {
@@ -153,7 +153,7 @@ static const struct cli_option replay_options[] = {
     {330, "state", "FILE", "JSON of Loader.state_dict(); - for standard input; required"},
     {331, "step", "N", "which step of the epoch, from 0; required"},
     {332, "rank", "R", "that rank's part; without: all of the step"},
-    {333, "world-size", "N", "ranks there were, where the state does not say (version 1)"},
+    {333, "world-size", "N", "number of ranks, for a state without it (version 1)"},
     {334, "epoch", "N", "of this epoch; without: the state's"},
     {0},
 };
@@ -203,7 +203,8 @@ const struct cli_command cli_commands[] = {
     {"append", "add the samples of a dataset to a set, as a new version",
      "NAME URI [OPTION ...]\n"
      "       leat append NAME FIELD=PATH [FIELD=PATH ...] [OPTION ...]",
-     "Who has the set open goes on reading the version that it opened.", NULL, append_examples, cmd_append},
+     "Processes that have the set open keep reading the version that they opened.", NULL, append_examples,
+     cmd_append},
     {"index", "scan a dataset once and keep its index beside it",
      "URI [OPTION ...]\n"
      "       leat index FIELD=PATH [FIELD=PATH ...] [OPTION ...]",
@@ -226,7 +227,7 @@ const struct cli_command cli_commands[] = {
      "With NAME: its keys that begin with PREFIX, in order of the sample number. Of S3: one level, and\n"
      "no daemon is needed.",
      ls_options, ls_examples, cmd_ls},
-    {"stat", "tell all about one set", "NAME|URI [OPTION ...]",
+    {"stat", "show all about one set", "NAME|URI [OPTION ...]",
      "Fields, sizes, how much of it is in the pool, and how this host reads it. Loads nothing.", NULL,
      stat_examples, cmd_stat},
     {"cat", "write one sample to standard output", "NAME KEY|INDEX [OPTION ...]",
@@ -249,7 +250,7 @@ const struct cli_command cli_commands[] = {
      cmd_top},
     {"stop", "end the daemon of this job", "[OPTION ...]", "No daemon is no error.", stop_options,
      stop_examples, cmd_stop},
-    {"doctor", "name what this host lacks, what it costs and how to mend it", "[PATH] [OPTION ...]",
+    {"doctor", "name what this host lacks, what it costs and how to repair it", "[PATH] [OPTION ...]",
      "With PATH, also how the files there can be read.", doctor_options, doctor_examples, cmd_doctor},
     {"topo", "show NICs, GPUs, how far apart they are, and which are used", "[OPTION ...]",
      "No daemon is needed.", topo_options, topo_examples, cmd_topo},
@@ -269,7 +270,7 @@ const struct cli_command cli_commands[] = {
     {"scrub", "show how far a server's disks are read again, or have it done now",
      "[--now | --stop] [OPTION ...]",
      "A server reads all of its objects again by itself, in the background. Damaged ones are named, and the\n"
-     "exit code is 7. To look is allowed on the same host; --now wants a token, or the server's unix socket.",
+     "exit code is 7. Processes of the same host may look; --now needs a token, or the server's unix socket.",
      scrub_options, scrub_examples, cmd_scrub},
     {"help", "show help on a command", "[COMMAND]", NULL, NULL, help_examples, cmd_help},
     {0},

@@ -19,7 +19,7 @@
         {361, "region", "NAME", "its region (default: AWS_REGION, the profile's, or us-east-1)"},            \
         {362, "profile", "NAME", "of ~/.aws/config and ~/.aws/credentials (default: AWS_PROFILE)"},          \
         {363, "no-sign-request", NULL, "without credentials: public buckets"},                               \
-        {364, "no-verify-ssl", NULL, "do not look at certificates"},                                         \
+        {364, "no-verify-ssl", NULL, "do not check certificates"},                                           \
     {                                                                                                        \
         365, "ca-bundle", "FILE", "certificates to trust (default: AWS_CA_BUNDLE, or the system's)"          \
     }

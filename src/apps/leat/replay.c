@@ -318,7 +318,7 @@ static int replay_mixture(struct cli *cli, const struct replay *r, uint64_t firs
         return cli_fail(cli, -ENOMEM);
     int rc;
     if (r->epoch >= MIXTURE_PLACES / r->length)
-        rc = cli_error(cli, CLI_USAGE, "epoch %" PRIu64 " is further than a mixture goes", r->epoch);
+        rc = cli_error(cli, CLI_USAGE, "epoch %" PRIu64 " is beyond the end of a mixture", r->epoch);
     else
         rc = sets ? open_parts(cli, r, sets, clients) : 0;
     if (!rc)

@@ -23,11 +23,11 @@ enum { OPT_NOW = 440, OPT_STOP, OPT_NO_WAIT, OPT_TOKEN };
 
 const struct cli_option scrub_options[] = {
     {OPT_NOW, "now", NULL, "read every object again now, as fast as the server may, and wait for the end"},
-    {OPT_STOP, "stop", NULL, "let it go on at its usual pace"},
+    {OPT_STOP, "stop", NULL, "let it continue at its usual pace"},
     {OPT_NO_WAIT, "no-wait", NULL, "with --now: do not wait"},
     {OPT_TOKEN, "token", "FILE", "the server's token file (see --admin-token of leat serve)"},
     {360, "endpoint-url", "URL", "the server: http[s]://HOST:PORT or unix:PATH (default: AWS_ENDPOINT_URL)"},
-    {364, "no-verify-ssl", NULL, "do not look at certificates"},
+    {364, "no-verify-ssl", NULL, "do not check certificates"},
     {365, "ca-bundle", "FILE", "certificates to trust (default: AWS_CA_BUNDLE, or the system's)"},
     {0},
 };
@@ -296,7 +296,7 @@ static int run(const struct scrub *s)
     if (rc == 0 && s->now && !s->no_wait)
         rc = wait_for_end(s, &doc);
     if (rc == -ECANCELED)
-        return cli_error(s->cli, CLI_INTERRUPTED, "the scrub goes on; leat scrub --stop has it slow down");
+        return cli_error(s->cli, CLI_INTERRUPTED, "the scrub continues; leat scrub --stop slows it down");
     return rc < 0 ? cli_fail(s->cli, rc) : cli_finish(s->cli, show(s, doc));
 }
 

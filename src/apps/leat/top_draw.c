@@ -117,8 +117,7 @@ static void draw_pool(FILE *out, const json_t *now)
     const json_t *rates = json_object_get(now, "rates");
     if (!json_is_object(rates))
         return;
-    fprintf(out, "%-8s disks %s/s, elsewhere %s/s", "read",
-            size_text(number_at(rates, "disk_bytes_per_s"), a),
+    fprintf(out, "%-8s disks %s/s, remote %s/s", "read", size_text(number_at(rates, "disk_bytes_per_s"), a),
             size_text(number_at(rates, "remote_bytes_per_s"), b));
     fprintf(out, "; nodes: sent %s/s, received %s/s\n", size_text(number_at(rates, "sent_bytes_per_s"), a),
             size_text(number_at(rates, "received_bytes_per_s"), b));

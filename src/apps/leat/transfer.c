@@ -128,7 +128,7 @@ static void print_loaded(const struct cli *cli, struct leat_ws *ws, const char *
     if (known && stat.streamed)
         printf(" (larger than its share of the pool: the rest is streamed)");
     if (!complete)
-        printf("; loading goes on\n");
+        printf("; loading continues\n");
     else if (known && seconds > 0.0005)
         printf(" in %s, %s/s\n", cli_duration(seconds, took),
                size_format((uint64_t)((double)stat.resident_bytes / seconds), rate));
@@ -164,7 +164,7 @@ int cmd_preload(struct cli *cli, int argc, char **argv)
     if (first >= argc)
         return cli_usage_error(cli, "which dataset?");
     if (!options.name)
-        return cli_usage_error(cli, "--name NAME is needed: a set without a name goes with this command");
+        return cli_usage_error(cli, "--name NAME is needed: a set without a name ends with this command");
     if (dataset_name_check(options.name, &cli->err) < 0)
         return cli_usage_error(cli, "\"%s\": %s", options.name, cli->err.message);
     AUTO_FREE char *uri = NULL;

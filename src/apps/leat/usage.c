@@ -256,7 +256,7 @@ void cli_help(FILE *out, const struct cli_command *command)
             fprintf(out, "  %-9s %s\n", c->name, c->summary);
         fprintf(out, "\noptions of all commands:\n");
         print_options(out, cli_global_options);
-        fprintf(out, "\n`leat help COMMAND` tells more about one of them; leat(1) has the exit codes.\n");
+        fprintf(out, "\n`leat help COMMAND` shows one of them; leat(1) has the exit codes.\n");
         return;
     }
     fprintf(out, "leat %s: %s\n\nusage: leat %s %s\n", command->name, command->summary, command->name,

@@ -260,7 +260,7 @@ static int64_t dir_pread(struct backend *base, struct backend_file *file, void *
     d->stats.requests++;
     while (got < bytes) {
         if (dir_cancelled(d))
-            return error_set(err, -ECANCELED, "given up");
+            return error_set(err, -ECANCELED, "cancelled");
         ssize_t n = pread(f->fd, (char *)dst + got, MIN(bytes - got, BLOCK_BYTES), (off_t)(offset + got));
         if (n < 0 && errno == EINTR)
             continue;

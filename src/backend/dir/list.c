@@ -249,7 +249,7 @@ int dir_list(struct backend *base, const char *uri, bool recursive, const char *
     while (rc == 0 && w.nlevels)
         rc = dir_cancelled(w.d) ? -ECANCELED : step(&w);
     if (rc == -ECANCELED && !w.refused)
-        error_set(err, rc, "given up");
+        error_set(err, rc, "cancelled");
     else if (rc < 0 && !w.refused)
         rc = dir_error(err, rc, "listing", uri);
 out:

@@ -58,7 +58,7 @@ static int copy(struct put *p, int from, uint64_t offset, uint64_t bytes, struct
     AUTO_FREE char *buf = NULL;
     for (uint64_t at = 0; at < bytes;) {
         if (dir_cancelled(p->d))
-            return error_set(err, -ECANCELED, "given up");
+            return error_set(err, -ECANCELED, "cancelled");
         loff_t in = (loff_t)(offset + at), out = (loff_t)at;
         ssize_t n = -1;
         if (!buf) {
@@ -172,7 +172,7 @@ int dir_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint
         if (p.folder >= 0)
             close(p.folder);
     }
-    return rc == -ENOENT ? error_set(err, -EIO, "%.300s: its folder goes away again and again", uri) : rc;
+    return rc == -ENOENT ? error_set(err, -EIO, "%.300s: its folder vanishes again and again", uri) : rc;
 }
 
 /* Folders that nothing is in any more: a bucket has none. */

@@ -60,7 +60,7 @@ static int make(struct making *m, struct s3_session *b, const char *remote, stru
         *err = m->err;
     if (m->rc == 0 && remote && !m->understood)
         return error_set(err, LEAT_UNSUPPORTED,
-                         "%s is no Leat server: it made a plain bucket %s, which stands in front of nothing",
+                         "%s is no Leat server: it made a plain bucket %s, which has no remote",
                          m->target.bucket->endpoint.host, m->target.bucket->name);
     return m->rc;
 }

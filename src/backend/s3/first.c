@@ -47,7 +47,7 @@ static int first_check(struct s3_exchange *rq, struct leat_error *err)
     const struct first *f = container_of(rq, struct first, rq);
     return rq->call.received == f->bytes
                ? 0
-               : error_set(err, LEAT_CORRUPT, "%llu bytes came, where %llu were announced",
+               : error_set(err, LEAT_CORRUPT, "%llu bytes received, where %llu were announced",
                            (unsigned long long)rq->call.received, (unsigned long long)f->bytes);
 }
 

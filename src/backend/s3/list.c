@@ -309,8 +309,7 @@ static int range_page(struct listing *l, struct range *r, struct page *p)
 {
     const char *token = s3_list_next(p->list);
     if (token && strcmp(token, r->token ? r->token : "") == 0)
-        return error_set(&r->err, LEAT_CORRUPT,
-                         "%.300s: list of objects: it goes on where it was already, without end",
+        return error_set(&r->err, LEAT_CORRUPT, "%.300s: list of objects: it repeats itself without end",
                          l->target.shown);
     size_t n = s3_list_count(p->list);
     l->most = MAX(l->most, n);
@@ -448,8 +447,7 @@ static int listing_wait(struct listing *l)
 static int hand_on(struct listing *l, const struct s3_object *o)
 {
     if (strncmp(o->key, l->target.key, l->prefix_len) != 0)
-        return error_set(l->err, LEAT_CORRUPT,
-                         "%.300s: list of objects: a key of another place than was asked for",
+        return error_set(l->err, LEAT_CORRUPT, "%.300s: list of objects: a key outside the requested range",
                          l->target.shown);
     memcpy(l->uri + l->bucket_len, o->key, o->key_len + 1);
     struct backend_object out = {

@@ -144,7 +144,7 @@ static int block_head(struct s3_exchange *rq, const struct http_reader *reader, 
         if (first != k->offset || last - first + 1 != k->bytes)
             return error_set(err,
                              last < k->offset + k->bytes && first == k->offset ? LEAT_STALE : LEAT_CORRUPT,
-                             "asked for were %llu bytes from %llu on, answered were %llu from %llu on: the "
+                             "requested %llu bytes from %llu on, received %llu from %llu on: the "
                              "object is shorter than it was",
                              (unsigned long long)k->bytes, (unsigned long long)k->offset,
                              (unsigned long long)(last - first + 1), (unsigned long long)first);
@@ -155,9 +155,9 @@ static int block_head(struct s3_exchange *rq, const struct http_reader *reader, 
                          reader->status);
     }
     if (reader->body != HTTP_BODY_LENGTH && reader->body != HTTP_BODY_CHUNKED)
-        return error_set(err, LEAT_CORRUPT, "an answer that does not say how long it is");
+        return error_set(err, LEAT_CORRUPT, "a response without its length");
     if (reader->body == HTTP_BODY_LENGTH && reader->body_bytes != k->bytes)
-        return error_set(err, k->whole ? LEAT_STALE : LEAT_CORRUPT, "%llu bytes, where %llu were asked for",
+        return error_set(err, k->whole ? LEAT_STALE : LEAT_CORRUPT, "%llu bytes, where %llu were requested",
                          (unsigned long long)reader->body_bytes, (unsigned long long)k->bytes);
     if (reader->status == 206 && total != UINT64_MAX)
         f->total = total;
@@ -253,10 +253,10 @@ static int block_check(struct s3_exchange *rq, struct leat_error *err)
 {
     struct block *k = container_of(rq, struct block, rq);
     if (rq->call.received != k->bytes)
-        return error_set(err, LEAT_CORRUPT, "%llu bytes came, where %llu were asked for",
+        return error_set(err, LEAT_CORRUPT, "%llu bytes received, where %llu were requested",
                          (unsigned long long)rq->call.received, (unsigned long long)k->bytes);
     if (k->crc.kind != S3_CRC_NONE && s3_crc_add(k->crc.kind, 0, rq->dst, k->bytes) != k->crc.value)
-        return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's %s",
+        return error_set(err, LEAT_CORRUPT, "the received bytes do not match the server's %s",
                          s3_crc_name(k->crc.kind));
     return 0;
 }

@@ -550,7 +550,7 @@ static void request_refused(struct s3_exchange *rq)
                        e.endpoint);
     else
         error_set(&err, rc, "%s%d%s%s%s%s%s",
-                  rq->status == 412 && rq->say.if_match ? "the object changed meanwhile: " : "", rq->status,
+                  rq->status == 412 && rq->say.if_match ? "the object changed since: " : "", rq->status,
                   e.code[0] ? " " : "", e.code,
                   e.message[0] || (!e.code[0] && *status_text(rq->status)) ? ": " : "",
                   e.message[0] || e.code[0] ? e.message : status_text(rq->status),
@@ -693,7 +693,7 @@ int session_run(struct s3_session *b, const bool *over, struct leat_error *err)
         if (rc < 0)
             return error_sys(err, rc, "waiting for the network");
         if (!*over && cancelled && atomic_load(cancelled))
-            return error_set(err, -ECANCELED, "given up");
+            return error_set(err, -ECANCELED, "cancelled");
     }
     return 0;
 }

@@ -54,9 +54,9 @@ static int head_arrived(struct s3_exchange *rq, const struct http_reader *reader
             ? http_content_range(http_header(reader, buf, "content-range"), &first, &last, &h->stat.bytes)
             : http_text_u64(http_header(reader, buf, "content-length"), &h->stat.bytes);
     if (told && *rq->say.method == 'G' && reader->status != 206 && h->stat.bytes)
-        return error_set(err, LEAT_UNSUPPORTED, "all of the object, where its length was asked for");
+        return error_set(err, LEAT_UNSUPPORTED, "all of the object, where its length was requested");
     if (!told || h->stat.bytes == UINT64_MAX) /* "bytes 0-0/" and a star */
-        return error_set(err, LEAT_UNSUPPORTED, "the server does not say how long it is");
+        return error_set(err, LEAT_UNSUPPORTED, "the server does not report its length");
     s3_stat_headers(reader, buf, &h->stat);
     return 0;
 }

@@ -325,7 +325,7 @@ int64_t stored_pread(struct backend *base, struct backend_file *file, void *dst,
     while (got < bytes) {
         uint64_t n = MIN(bytes - got, 4 * STORE_BLOCK);
         if (stored_cancelled(s))
-            return error_set(err, -ECANCELED, "given up");
+            return error_set(err, -ECANCELED, "cancelled");
         int rc = store_obj_read(s->store, f->obj, offset + got, (char *)dst + got, n, err);
         if (rc < 0)
             return rc;

@@ -40,10 +40,9 @@ static int no_object(struct stored *s, int rc, const char *bucket, const char *u
     bool remote = store_bucket_get(s->store, bucket, &b, NULL) == 0 && (b.flags & STORE_BUCKET_REMOTE);
     store_bucket_fini(&b);
     return error_set(err, LEAT_NOT_FOUND, "%.300s: the store has no such object%s", uri,
-                     remote
-                         ? "; its bucket stands in front of a remote one, and what is only there has to be "
-                           "fetched first (prefetch, or a GET)"
-                         : "");
+                     remote ? "; its bucket has a remote, and what is only there has to be "
+                              "fetched first (prefetch, or a GET)"
+                            : "");
 }
 
 static void etag_quoted(const char *etag, char ret_etag[BACKEND_ETAG_MAX])
@@ -180,7 +179,7 @@ static int stored_list(struct backend *base, const char *uri, bool recursive, co
         p->n = 0;
         p->len = 0;
         s->stats.requests++;
-        rc = stored_cancelled(s) ? error_set(&why, -ECANCELED, "given up")
+        rc = stored_cancelled(s) ? error_set(&why, -ECANCELED, "cancelled")
                                  : store_list(s->store, bucket, &spec, page_entry, p, &more, &why);
         if (rc < 0)
             rc = no_object(s, rc, bucket, uri, &why, err);

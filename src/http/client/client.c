@@ -403,7 +403,7 @@ static struct http_conn *find_silent(struct http_pool *pool, uint64_t now, struc
             return conn;
         }
         if (conn->state == CONN_OPEN && conn->ncalls && silent > config->silence_ns) {
-            error_set(ret_err, LEAT_TIMED_OUT, "%s:%u: nothing came for %.1f s", host, port,
+            error_set(ret_err, LEAT_TIMED_OUT, "%s:%u: no data for %.1f s", host, port,
                       (double)config->silence_ns / NS_PER_S);
             conn->answering = true; /* it is this call that hangs */
             return conn;

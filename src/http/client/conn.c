@@ -297,7 +297,7 @@ static bool answered(struct http_conn *conn)
     }
     if (conn->ncalls == 0 && conn->have > conn->at) {
         struct leat_error err;
-        error_set(&err, LEAT_CORRUPT, "bytes that nobody asked for");
+        error_set(&err, LEAT_CORRUPT, "unexpected data after the response");
         fail(conn, LEAT_CORRUPT, &err);
         return false;
     }
@@ -364,7 +364,7 @@ static int take_head(struct http_conn *conn, struct leat_error *err)
     }
     conn->part = call->dst ? PART_DST : PART_SINK;
     if (call->dst && r->body == HTTP_BODY_LENGTH && conn->body_left > call->dst_bytes)
-        return error_set(err, LEAT_CORRUPT, "the answer has %llu bytes, asked for were %llu",
+        return error_set(err, LEAT_CORRUPT, "the response has %llu bytes, requested were %llu",
                          (unsigned long long)conn->body_left, (unsigned long long)call->dst_bytes);
     return 0;
 }
@@ -385,7 +385,7 @@ static int digest(struct http_conn *conn)
             return 0;
         if (rc > 0 && conn->reader.status / 100 == 1) {
             if (conn->reader.status == 101)
-                rc = error_set(&err, LEAT_CORRUPT, "101 Switching Protocols, which nobody asked for");
+                rc = error_set(&err, LEAT_CORRUPT, "unexpected 101 Switching Protocols");
             else {
                 conn->at += conn->reader.head_bytes; /* an interim answer: the real one follows */
                 http_reader_reset(&conn->reader);
@@ -402,14 +402,14 @@ static int digest(struct http_conn *conn)
     if (rc == 0 && conn->part == PART_CHUNKED && have) {
         rc = http_body_feed(&conn->reader, conn->buf + conn->at, have, chunk_sink, call, &used, &err);
         if (rc == LEAT_CORRUPT && !err.message[0]) /* chunk_sink's, which has nowhere to say it */
-            error_set(&err, rc, "more bytes than were asked for");
+            error_set(&err, rc, "more bytes than were requested");
         if (conn->reader.ended)
             conn->body_left = 0;
     } else if (rc == 0 && conn->part != PART_HEAD && conn->part != PART_CHUNKED) {
         used = (size_t)MIN((uint64_t)have, conn->body_left);
         if (used && conn->part == PART_DST) {
             if (used > call->dst_bytes - call->received) {
-                rc = error_set(&err, LEAT_CORRUPT, "more bytes than were asked for");
+                rc = error_set(&err, LEAT_CORRUPT, "more bytes than were requested");
             } else {
                 memcpy((char *)call->dst + call->received, conn->buf + conn->at, used);
                 call->received += used;
@@ -543,7 +543,7 @@ static void receive_some(struct http_conn *conn)
         } else {
             conn->have += (size_t)n;
             if (!call) {
-                error_set(&err, LEAT_CORRUPT, "bytes that nobody asked for");
+                error_set(&err, LEAT_CORRUPT, "unexpected data after the response");
                 fail(conn, LEAT_CORRUPT, &err);
                 return;
             }

@@ -354,7 +354,7 @@ static void test_time(void **state)
     get_init(&g[0], &s.origin, "/silent", dst, 100);
     run(1, g);
     assert_int_equal(g[0].rc, LEAT_TIMED_OUT);
-    assert_non_null(strstr(g[0].err.message, "nothing came"));
+    assert_non_null(strstr(g[0].err.message, "no data for"));
     end(&s);
 }
 

@@ -200,7 +200,7 @@ void http_send_copy(struct http_request *req, const void *data, size_t len)
         /* Refused as a whole, while nothing of it is out. */
         ex->answered = false;
         bytes_out_fini(&ex->head);
-        respond_refusal(ex->conn->reactor->server, ex, 503, "too much is under way: try again in a while");
+        respond_refusal(ex->conn->reactor->server, ex, 503, "the server is overloaded: try again later");
         return;
     }
     if (!ex->no_body && !ex->abort_rc) {

@@ -497,7 +497,7 @@ static void too_slow(struct http_server_conn *conn, bool may_answer)
         exchange_over(conn->ex, LEAT_PEER_GONE);
     conn->state = SCONN_REQUEST;
     conn->driving = true;
-    sconn_refuse(conn, 408, "the request came too slowly, or not to its end");
+    sconn_refuse(conn, 408, "the request was too slow, or incomplete");
     sconn_drive(conn);
 }
 

@@ -98,7 +98,7 @@ static enum step head_whole(struct http_server_conn *conn)
                                                    : 0;
     if (r->body == HTTP_BODY_CHUNKED &&
         !exchange_grow(conn->reactor->server, ex, r->head_bytes + CHUNKED_BUFFER)) {
-        sconn_refuse(conn, 503, "too much is under way: try again in a while");
+        sconn_refuse(conn, 503, "the server is overloaded: try again later");
         return STEP_ON;
     }
     show(conn);
@@ -113,7 +113,7 @@ enum step input_head(struct http_server_conn *conn)
     if (ex->have == ex->reader.fed) {
         if (ex->have == ex->cap && !exchange_grow(conn->reactor->server, ex, MIN(ex->cap * 2, head_max))) {
             conn->state = SCONN_REQUEST;
-            sconn_refuse(conn, 503, "too much is under way: try again in a while");
+            sconn_refuse(conn, 503, "the server is overloaded: try again later");
             return STEP_ON;
         }
         ssize_t n = sconn_read(conn, ex->buf + ex->have, ex->cap - ex->have);

@@ -34,7 +34,7 @@ static void defaults(struct http_server_config *c)
 /* The 503 of those for whom there is no memory is written beforehand. */
 static int write_overload(struct http_server *server)
 {
-    static const char message[] = "too much is under way: try again in a while";
+    static const char message[] = "the server is overloaded: try again later";
     struct bytes_out body = {0}, *out = &server->overload;
     char date[HTTP_DATE_BYTES];
     struct http_refusal refusal = {.status = 503, .message = message};

@@ -132,7 +132,7 @@ static int gpu_from_env(const struct topo *topo, char *why, size_t cap)
         unsigned all = amd ? topo->ngpus : nvidia;
         int gpu = all == 1 ? nth_gpu(topo, amd, 0) : ranked ? nth_gpu(topo, amd, rank) : -1;
         if (gpu < 0)
-            snprintf(why, cap, "%u GPUs are visible, and LOCAL_RANK tells none of them", all);
+            snprintf(why, cap, "%u GPUs are visible, and LOCAL_RANK names none of them", all);
         else
             snprintf(why, cap, all == 1 ? "the only GPU here" : "GPU %u, by LOCAL_RANK", (unsigned)gpu);
         return gpu;
@@ -149,7 +149,7 @@ static int gpu_from_env(const struct topo *topo, char *why, size_t cap)
         at += n + more;
     }
     if (seen > 1 && (!ranked || rank >= seen)) {
-        snprintf(why, cap, "%s names %u GPUs, and LOCAL_RANK tells none of them", name, seen);
+        snprintf(why, cap, "%s names %u GPUs, and LOCAL_RANK names none of them", name, seen);
         return -1;
     }
     int gpu = gpu_of_word(topo, amd, word, len);
@@ -370,7 +370,7 @@ static int take_word(const struct topo *topo, const struct topo_request *request
     struct topo_rail *rail = &c->rails[c->n++]; /* no /sys: he who named it knows */
     *rail = (struct topo_rail){.nic = -1, .distance = TOPO_NODE};
     snprintf(rail->name, sizeof(rail->name), "%s", word);
-    snprintf(rail->why, sizeof(rail->why), "named by hand; /sys tells nothing");
+    snprintf(rail->why, sizeof(rail->why), "named by hand; /sys has nothing about it");
     return 0;
 }
 
@@ -443,7 +443,7 @@ static int find_anchor(const struct topo *topo, const struct topo_request *reque
     else
         rc = topo_cpus_allowed(&c->allowed);
     if (rc)
-        return error_sys(err, rc, "cannot tell which cores the process may run on");
+        return error_sys(err, rc, "cannot find which cores the process may run on");
     struct topo_cpus here = topo_cpus_and(&c->allowed, &topo->online);
     /* Also where nobody tells which cores there are: nothing to pin by. */
     c->confined = topo_cpus_empty(&topo->online) || !topo_cpus_equal(&here, &topo->online);
@@ -459,7 +459,7 @@ static int find_anchor(const struct topo *topo, const struct topo_request *reque
         anchor->gpu = &topo->gpus[c->gpu];
         if (!c->confined && !topo_cpus_equal(&anchor->gpu->place.cpus, &topo->online))
             c->pin = topo_cpus_and(&anchor->gpu->place.cpus, &c->allowed);
-        snprintf(c->why, sizeof(c->why), "%s", gpu_why[0] ? gpu_why : "by the GPU asked for");
+        snprintf(c->why, sizeof(c->why), "%s", gpu_why[0] ? gpu_why : "by the GPU requested");
         return 0;
     }
     unsigned with_cores = 0;

@@ -319,7 +319,7 @@ void rail_again(struct ucx_ctx *ctx, unsigned r)
     if (rail_open(ctx, r, &why))
         log_debug("rail %s stays closed: %s", ctx->rails[r].name, why.message);
     else
-        log_info("rail %s was opened anew", ctx->rails[r].name);
+        log_info("rail %s was opened again", ctx->rails[r].name);
 }
 
 /* --- mending ------------------------------------------------------------------------------------------------------------------ */

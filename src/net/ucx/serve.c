@@ -217,7 +217,7 @@ int net_rdma_server_new(const struct net_rdma_config *config, struct net_rdma_se
         if (rc == 0 && atomic_load(&r->up))
             open = r;
         else if (rc == 0 && found.n > 1)
-            log_warning("going on without a rail until it is there: %s", why.message);
+            log_warning("continuing without a rail until its device is there: %s", why.message);
     }
     if (rc == 0)
         rc = open ? ucx_shape_take(&open->rail, &server->shape, &why) : why.code;

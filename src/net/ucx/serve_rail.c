@@ -145,7 +145,7 @@ static void look(struct loop_timer *timer)
     struct serve_rail *r = container_of(timer, struct serve_rail, timer);
     struct leat_error why = {0};
     if (r->rail.worker && (atomic_load(&r->lost) || ucx_rail_gone(&r->rail))) {
-        log_warning("rail %s: its device went: it is closed, and opened anew when it is there",
+        log_warning("rail %s: its device is gone: the rail is closed, and opened again when it is back",
                     r->wanted.name);
         if (!rail_close(r)) {
             log_error("rail %s does not give its operations back: it is left as it is", r->wanted.name);
@@ -158,7 +158,7 @@ static void look(struct loop_timer *timer)
             log_debug("rail %s stays closed: %s", r->wanted.name, why.message);
             pause_again(r);
         } else {
-            log_info("rail %s was opened anew", r->wanted.name);
+            log_info("rail %s was opened again", r->wanted.name);
         }
     }
     loop_timer_set(r->loop, &r->timer, clock_now_ns() + LOOK_NS);

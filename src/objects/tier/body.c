@@ -223,7 +223,7 @@ static int whole_right(struct body *x, struct leat_error *err)
     uint64_t ours = theirs.kind == S3_CRC32C ? store_put_crc32c(x->put) : x->crcs.of[theirs.kind];
     if (theirs.kind == S3_CRC_NONE || ours == theirs.value)
         return 0;
-    return error_set(err, LEAT_CORRUPT, "the bytes that came do not match the server's %s",
+    return error_set(err, LEAT_CORRUPT, "the received bytes do not match the server's %s",
                      s3_crc_name(theirs.kind));
 }
 

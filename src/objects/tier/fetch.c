@@ -192,7 +192,7 @@ static int put_begin(struct fetch *f, struct store_put **ret_put, int *ret_fd, s
 
 int fetch_stopped(const struct fetch *f, struct leat_error *err)
 {
-    return error_set(err, TIER_DOWN, "bucket %s: given up, as the server stops", f->bucket->name);
+    return error_set(err, TIER_DOWN, "bucket %s: cancelled, as the server stops", f->bucket->name);
 }
 
 int fetch_block(struct fetch *f, struct tier_block **ret_block, struct leat_error *err)

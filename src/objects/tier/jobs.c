@@ -313,7 +313,7 @@ static int job_make(struct tier *t, const struct tier_job_spec *spec, struct job
         return error_set(err, LEAT_INVALID, "a prefix of more than %u bytes", STORE_KEY_MAX);
     struct tier_bucket *b = tier_bucket_find(t, spec->bucket);
     if (!b)
-        return error_set(err, LEAT_INVALID, "bucket %s stands in front of no other", spec->bucket);
+        return error_set(err, LEAT_INVALID, "bucket %s has no remote", spec->bucket);
     struct job *job = calloc(1, sizeof(*job));
     char **keys = calloc(spec->nkeys + 1, sizeof(*keys));
     if (!job || !keys) {

@@ -319,7 +319,7 @@ int tier_list(struct tier *t, const char *bucket, const struct store_list_spec *
     m->page = calloc(PAGE, sizeof(*m->page));
     int rc = m->page ? 0 : -ENOMEM;
     if (rc == 0 && !m->b)
-        rc = error_set(err, LEAT_INVALID, "bucket %s stands in front of no other", bucket);
+        rc = error_set(err, LEAT_INVALID, "bucket %s has no remote", bucket);
     if (rc == 0 && spec->max)
         rc = remote_list(m, err);
     while (rc == 0 && spec->max && !m->rc && !m->more && (rc = local_peek(m, &l, err)) == 0 && l) {

@@ -34,7 +34,7 @@ int tier_open(struct tier *t, const char *bucket, const void *key, size_t key_le
     struct store_obj *local;
     uint64_t seq;
     if (!b)
-        return error_set(err, LEAT_INVALID, "bucket %s stands in front of no other", bucket);
+        return error_set(err, LEAT_INVALID, "bucket %s has no remote", bucket);
     struct read *r = calloc(1, sizeof(*r));
     int rc = r ? fetch_look(t, bucket, key, key_len, &local, &seq, err) : -ENOMEM;
     if (rc == 0) {

@@ -128,7 +128,7 @@ static int check(const struct tier_remote *r, struct leat_error *err)
         return error_set(err, LEAT_INVALID, "remote: access_key and secret_key belong together");
     if (r->anonymous + (r->access_key != NULL) + (r->profile != NULL) > 1)
         return error_set(err, LEAT_INVALID,
-                         "remote: one of anonymous, profile, and access_key with secret_key says who we are");
+                         "remote: give one of anonymous, profile, and access_key with secret_key");
     if (r->folder)
         return r->endpoint || r->access_key || r->profile
                    ? error_set(err, LEAT_INVALID, "remote: a folder has no endpoint and asks for no keys")

@@ -268,7 +268,7 @@ static void test_settings(void **state)
         {"{\"uri\":\"s3://b\",\"age_s\":1.5}", "number of seconds"},
         {"{\"uri\":\"s3://b\",\"insecure\":\"yes\"}", "true or false"},
         {"{\"uri\":\"s3://b\",\"access_key\":\"A\"}", "belong together"},
-        {"{\"uri\":\"s3://b\",\"access_key\":\"A\",\"secret_key\":\"S\",\"anonymous\":true}", "who we are"},
+        {"{\"uri\":\"s3://b\",\"access_key\":\"A\",\"secret_key\":\"S\",\"anonymous\":true}", "give one of"},
         {"{\"uri\":\"file:///x\",\"endpoint\":\"http://h\"}", "a folder has no endpoint"},
         {"{\"uri\":\"s3://b\",\"endpoint\":\"ftp://h\"}", ""},
     };

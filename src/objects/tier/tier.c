@@ -210,7 +210,7 @@ int tier_bucket_get(struct tier *t, const char *bucket, char **ret_json, struct 
     AUTO_FREE char *json = tier_remote_of(is.props);
     store_bucket_fini(&is);
     if (!json)
-        return error_set(err, LEAT_NOT_FOUND, "bucket %s stands in front of no other", bucket);
+        return error_set(err, LEAT_NOT_FOUND, "bucket %s has no remote", bucket);
     *ret_json = tier_remote_shown(json);
     return *ret_json ? 0 : -ENOMEM;
 }
@@ -227,7 +227,7 @@ int tier_bucket_check(const struct tier_bucket *b, struct leat_error *err)
 {
     return b->config_error
                ? error_set(err, TIER_REFUSED,
-                           "bucket %s stands in front of another by settings that this version does not "
+                           "bucket %s has a remote with settings that this version does not "
                            "take: %s; what is not here cannot be had, and nothing is stored, until "
                            "PUT /v1/buckets/%s gives it others",
                            b->name, b->config_error, b->name)
@@ -241,8 +241,8 @@ int tier_uri(const struct tier_bucket *b, const void *key, size_t key_len, char 
     if (rc < 0)
         return rc;
     if (memchr(key, 0, key_len))
-        return error_set(err, LEAT_INVALID,
-                         "bucket %s stands in front of another: keys with a NUL cannot be there", b->name);
+        return error_set(err, LEAT_INVALID, "bucket %s has a remote: keys with a NUL cannot be there",
+                         b->name);
     return asprintf(ret_uri, "%s%.*s", b->remote.uri, (int)key_len, (const char *)key) < 0 ? -ENOMEM : 0;
 }
 

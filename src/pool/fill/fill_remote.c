@@ -30,7 +30,7 @@
 #define ORDER_MAX    4096u /* reads begun behind one that has not ended */
 #define SESSIONS_MAX 4u
 #define PATH_BYTES   (2 * 4096)
-#define DROPPED      "given up, as the set was dropped"
+#define DROPPED      "cancelled, as the set was dropped"
 
 struct read_session {
     struct backend *backend; /* NULL: free */
@@ -238,7 +238,7 @@ static int read_begin(struct fill_remote *r, const struct index *index, const st
         return error_set(err, -ENAMETOOLONG, "its address is too long");
     if (e->kind != INDEX_EXTENT_RAW)
         return error_set(err, LEAT_UNSUPPORTED,
-                         "%.150s: only files with their samples as they are can be read from elsewhere", uri);
+                         "%.150s: only files with their samples as stored can be read from a remote", uri);
     int rc =
         backend_open(r->session->backend, uri, index_string(index, source->etag), source->bytes, &file, err);
     if (rc < 0)

@@ -163,7 +163,7 @@ static void link_incarnation(struct cluster_link *link, uint64_t incarnation)
     struct cluster *c = link->cluster;
     unsigned n = (unsigned)(link - c->links);
     if (link->incarnation && incarnation != link->incarnation) {
-        log_info("node %s was started anew", c->config.nodes[n]);
+        log_info("node %s was restarted", c->config.nodes[n]);
         node_lost(c, n);
         nodes_confirm(c, n);
     }
@@ -397,7 +397,7 @@ static void nodes_ready(struct cluster *c, struct wset *ws, struct bytes_out *re
         bytes_out_fini(&p->records);
         free(p);
     }
-    log_error("out of memory: other nodes do not hear what was loaded of %s", ws->spec);
+    log_error("out of memory: other nodes are not notified of what was loaded of %s", ws->spec);
 }
 
 /* --- asking another node for a set ---------------------------------------------------------------------------------- */

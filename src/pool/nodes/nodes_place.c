@@ -121,7 +121,7 @@ static int hosts_check(struct placing *p)
     if (atomic_load(&c->pool->stopping))
         return error_set(&p->err, -ECANCELED, "the daemon is ending");
     if (wset_has_ended(ws) || (old && wset_has_ended(old)))
-        return error_set(&p->err, LEAT_STALE, "'%s' was dropped meanwhile", ws->name);
+        return error_set(&p->err, LEAT_STALE, "'%s' was dropped in the meantime", ws->name);
     for (unsigned n = 0; n < c->config.nnodes; n++) {
         if (n != c->self && cluster_hosts(ws, n) && (!cluster_is_up(c, n) || (ws->lost_nodes >> n & 1)))
             return error_set(&p->err, LEAT_PEER_GONE, "node %s went away", c->config.nodes[n]);

@@ -240,7 +240,7 @@ static bool catchup_make(struct catchup *t)
             catchup_filled(t);
     }
     if (t->records.failed)
-        log_error("out of memory: a node does not hear what was loaded of %s", t->ws->spec);
+        log_error("out of memory: a node is not notified of what was loaded of %s", t->ws->spec);
     return t->records.len && !t->records.failed;
 }
 
@@ -305,7 +305,7 @@ void nodes_catch_up(struct cluster *c, struct wset *ws, unsigned n)
     }
     struct catchup *t = calloc(1, sizeof(*t));
     if (!t) {
-        log_error("out of memory: a node does not hear what was loaded of %s", ws->spec);
+        log_error("out of memory: a node is not notified of what was loaded of %s", ws->spec);
         return;
     }
     *t = (struct catchup){.link = link, .ws = wset_ref(ws)};

@@ -259,7 +259,7 @@ static int copy_keys(struct access *a, struct credentials *ret)
     c.token = copy(a->said.token, &failed);
     c.expires = (time_t)a->said.expires;
     pthread_mutex_unlock(&a->lock);
-    snprintf(c.source, sizeof(c.source), "who opened the dataset");
+    snprintf(c.source, sizeof(c.source), "the process that opened the dataset");
     if (failed) {
         credentials_fini(&c);
         return -ENOMEM;

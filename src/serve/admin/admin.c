@@ -247,7 +247,7 @@ static void go(struct admin_task *v)
     v->working = true;
     if (http_work_start(v->admin->config.workers, http_request_ref(req), HTTP_PRIORITY_SHORT, &v->work) < 0) {
         v->working = false;
-        send_error(req, 503, "too much is under way: try again in a while", "Retry-After", "2");
+        send_error(req, 503, "the server is overloaded: try again later", "Retry-After", "2");
     }
 }
 

@@ -16,7 +16,7 @@ static void services(struct bytes_out *out, struct http_server *server)
     struct http_server_stats s;
     http_server_stats(server, &s);
     metrics_gauge(out, "http_connections", "Connections of HTTP.", s.connections);
-    metrics_gauge(out, "http_busy_connections", "Of them, those with a request under way.", s.busy);
+    metrics_gauge(out, "http_busy_connections", "Of them, those with an open request.", s.busy);
     metrics_counter(out, "http_accepted_total", "Connections accepted.", s.accepted);
     metrics_counter(out, "http_requests_total", "Requests whose head was read.", s.requests);
     for (unsigned i = 0; i < ARRAY_LEN(responses); i++) {
@@ -34,8 +34,7 @@ static void services(struct bytes_out *out, struct http_server *server)
     metrics_counter(out, "http_tls_handshakes_total", "TLS handshakes.", s.handshakes);
     metrics_counter(out, "http_tls_resumed_total", "Of them, resumed ones.", s.resumed);
     metrics_counter(out, "http_tls_failed_total", "TLS handshakes that failed.", s.handshakes_failed);
-    metrics_gauge(out, "http_memory_bytes", "Memory of connections and of requests under way.",
-                  s.memory_bytes);
+    metrics_gauge(out, "http_memory_bytes", "Memory of connections and of open requests.", s.memory_bytes);
     metrics_histogram(out, "http_request", "From the first byte of a request to the last of its answer.",
                       &s.latency);
 }
@@ -77,8 +76,8 @@ static void paths(struct bytes_out *out, const struct store_status *s)
         {"store_scrub_damaged_objects", "gauge",
          "Objects that this pass (or the last) found damaged or unreadable, and could not mend.",
          MADE(damaged)},
-        {"store_scrub_repaired_total", "counter", "Damaged objects that were given up for the remote's copy.",
-         FIELD(scrub.total_repaired)},
+        {"store_scrub_repaired_total", "counter",
+         "Damaged objects that were evicted, as the remote has a copy.", FIELD(scrub.total_repaired)},
         {"store_scrub_mended_total", "counter", "Deprecated, use leat_store_scrub_repaired_total.",
          FIELD(scrub.total_repaired)},
         {"store_scrub_ended_timestamp_seconds", "gauge", "When a whole pass ended last; 0: none did.",
@@ -107,7 +106,7 @@ static int disks(struct bytes_out *out, struct store *store)
                     s->flushes);
     metrics_gauge(out, "store_damaged_buckets",
                   "Buckets that cannot be served, as their descriptions are damaged.", s->damaged_buckets);
-    metrics_gauge(out, "store_buffer_bytes", "Buffers of PUTs under way.", s->buffer_bytes);
+    metrics_gauge(out, "store_buffer_bytes", "Buffers of open PUTs.", s->buffer_bytes);
     return 0;
 }
 
@@ -119,7 +118,7 @@ static void cold(struct bytes_out *out, struct tier *tier)
                     s.fetches);
     metrics_counter(out, "tier_fetched_bytes_total", "Their bytes.", s.fetched_bytes);
     metrics_counter(out, "tier_fetch_failed_total", "Fetches that failed.", s.fetch_failed);
-    metrics_counter(out, "tier_joined_total", "Readers who found a fetch under way.", s.joined);
+    metrics_counter(out, "tier_joined_total", "Readers that joined a running fetch.", s.joined);
     metrics_counter(out, "tier_checks_total",
                     "Times that a remote was asked for an object, or for a newer version of what is here.",
                     s.checks);
@@ -127,7 +126,7 @@ static void cold(struct bytes_out *out, struct tier *tier)
     metrics_counter(out, "tier_pushes_total", "Objects pushed to remotes.", s.pushes);
     metrics_counter(out, "tier_pushed_bytes_total", "Their bytes.", s.pushed_bytes);
     metrics_counter(out, "tier_push_failed_total", "Pushes that failed, and are tried again.", s.push_failed);
-    metrics_gauge(out, "tier_fetching", "Fetches under way.", s.fetching);
+    metrics_gauge(out, "tier_fetching", "Running fetches.", s.fetching);
     metrics_gauge(out, "tier_fetch_waiting", "Fetches that wait.", s.fetch_waiting);
     metrics_gauge(out, "tier_push_waiting",
                   "Keys that wait in memory to be pushed; store_dirty_objects counts all.", s.push_waiting);

@@ -106,7 +106,7 @@ int v1_ready(struct admin_task *v)
     struct admin *admin = v->admin;
     v->type = "text/plain; charset=utf-8";
     if (atomic_load(&admin->server) && http_server_stopping(atomic_load(&admin->server)))
-        return error_set(&v->err, -ENOMEM, "this server was told to end");
+        return error_set(&v->err, -ENOMEM, "this server ends");
     AUTO_FREE struct store_status *s = malloc(sizeof(*s));
     unsigned good = 0;
     if (!s)

@@ -124,7 +124,7 @@ static enum s3_code check_others(struct demand *d)
         if (begins(d->name, prefixes[i]))
             return refuse(d, S3_NOT_IMPLEMENTED,
                           "ACLs, object locks, tags, keys of the request, redirections and appends are not "
-                          "implemented; the keys file says who may do what");
+                          "implemented; the keys file has the permissions");
     }
     return S3_OK;
 }

@@ -272,7 +272,7 @@ static int finish(struct load *l)
     if (!keys->n && may_nothing(&keys->anonymous))
         return error_set(
             l->err, LEAT_INVALID,
-            "%s: it names no user, and nobody could do anything: give one, as in leat-serve(1), or "
+            "%s: it names no user, so every request would be refused: give one, as in leat-serve(1), or "
             "remove the file and have it made by `leat serve --keys %s --new-keys`",
             l->path, l->path);
     for (unsigned i = 0; i < keys->n; i++) {

@@ -137,10 +137,9 @@ static bool read_meta(struct s3_task *v)
     else if (user_bytes > USER_META_MAX || v->meta.len > STORE_META_MAX - 512)
         s3_task_fail(v, S3_METADATA_TOO_LARGE, NULL);
     else if (objects_check_meta(v->service->objects, v->call.bucket, v->meta.data, v->meta.len, NULL) < 0)
-        s3_task_fail(
-            v, S3_METADATA_TOO_LARGE,
-            "Metadata of an object in a bucket that stands in front of another is at most 64 headers, "
-            "and below 4096 bytes, names included.");
+        s3_task_fail(v, S3_METADATA_TOO_LARGE,
+                     "Metadata of an object in a bucket with a remote is at most 64 headers, "
+                     "and below 4096 bytes, names included.");
     return v->code == S3_OK;
 }
 
@@ -288,8 +287,7 @@ void op_delete(struct s3_task *v)
 {
     if (read_conditions(v) &&
         (v->if_none_match || (v->if_match[0] && objects_remote(v->service->objects, v->call.bucket))))
-        s3_task_fail(v, S3_NOT_IMPLEMENTED,
-                     "A DELETE may have If-Match, in buckets that stand in front of no others.");
+        s3_task_fail(v, S3_NOT_IMPLEMENTED, "A DELETE may have If-Match, in buckets without a remote.");
     if (v->code == S3_OK)
         s3_task_run_remote(v, HTTP_PRIORITY_SHORT, delete_one, deleted);
     else

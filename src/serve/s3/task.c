@@ -250,23 +250,24 @@ enum s3_code code_of_store(int rc)
 static const char *told_of(const struct s3_task *v, enum s3_code code, int rc, const char *why)
 {
     if (rc == LEAT_CORRUPT)
-        return "The object is damaged on the server's disk, and there is no other copy of it: store it anew, "
+        return "The object is damaged on the server's disk, and there is no other copy of it: store it "
+               "again, "
                "or "
                "delete it.";
     if (rc == STORE_BUCKET_DAMAGED)
         return "The bucket's description is damaged on the server's disk; an administrator can create it "
                "again.";
     if (rc == STORE_UNAVAILABLE)
-        return "A disk of the server has failed; its log says which, and why. Store the object anew, or try "
-               "again when the disk is mended.";
+        return "A disk of the server has failed; its log has the cause. Store the object again, or try "
+               "later when the disk is repaired.";
     bool remote = code == S3_UNAVAILABLE || code == S3_REMOTE_REFUSED || code == S3_REMOTE_TIMEOUT;
     if (!*why || !(remote || code == S3_INVALID_ARGUMENT))
         return NULL;
     if (v->user->admin || !(remote || remote_of(v)))
         return why;
     return code == S3_UNAVAILABLE        ? "The bucket's remote did not answer."
-           : code == S3_INVALID_ARGUMENT ? "This cannot be done in a bucket that stands in front of another; "
-                                           "the server's log says why."
+           : code == S3_INVALID_ARGUMENT ? "This cannot be done in a bucket with a remote; "
+                                           "the server's log has the reason."
                                          : NULL;
 }
 

@@ -310,7 +310,7 @@ static int feed_fixed(struct zip_parser *p, const uint8_t *e, struct leat_error 
 static int directory_over(struct zip_parser *p, struct leat_error *err)
 {
     if (p->left || (p->zip64 ? p->seen != p->members : (p->seen & 0xffff) != p->members))
-        return corrupt(p->offset, err, "a ZIP directory with another number of members than its end says");
+        return corrupt(p->offset, err, "a ZIP directory with another number of members than at its end");
     p->members = p->seen;
     p->state = STATE_DONE;
     return ZIP_END;

@@ -75,7 +75,7 @@ static int inflate_some(struct zip_stream *s, const void *in, size_t in_len, siz
     rc = inflate_once(s, (const uint8_t *)in + *ret_used, in_len - *ret_used, ret_used, &beyond, 1, &more,
                       err);
     if (rc == 0 && more)
-        return error_set(err, LEAT_CORRUPT, "the member is longer than the directory says");
+        return error_set(err, LEAT_CORRUPT, "the member is longer than in the directory");
     return rc;
 }
 
@@ -99,7 +99,7 @@ int zip_stream_feed(struct zip_stream *s, const void *in, size_t in_len, size_t 
     s->out_left -= *ret_made;
     bool ended = s->deflated ? s->over : s->out_left == 0;
     if (ended ? s->in_left || s->out_left : s->in_left == 0 && in_len == 0 && *ret_made == 0 && cap)
-        return error_set(err, LEAT_CORRUPT, "the member ends elsewhere than the directory says");
+        return error_set(err, LEAT_CORRUPT, "the member does not end as in the directory");
     if (!ended && s->in_left == 0 && s->out_left == 0)
         return error_set(err, LEAT_CORRUPT, "the member's deflated bytes have no end");
     if (!ended)

@@ -161,7 +161,7 @@ static int frame_body(struct http_reader *r, const char *buf, const char *head_o
     if (coded) {
         struct http_text te = http_header(r, buf, "transfer-encoding");
         if (!http_text_is_case(te, "chunked"))
-            return error_set(err, LEAT_CORRUPT, "transfer codings other than chunked were not asked for");
+            return error_set(err, LEAT_CORRUPT, "a transfer coding other than chunked was not requested");
     }
     if (response && (r->status / 100 == 1 || r->status == 204 || r->status == 304 ||
                      (head_of && strcmp(head_of, "HEAD") == 0))) {

@@ -182,7 +182,7 @@ static int all_elements(struct parsing *p, const char *s, size_t len)
     for (i += list; i < len; i++)
         if (!is_blank(s[i]))
             return error_set(p->err, LEAT_INVALID, "something stands behind the list");
-    return p->n ? 0 : error_set(p->err, LEAT_INVALID, "nothing is asked for");
+    return p->n ? 0 : error_set(p->err, LEAT_INVALID, "the batch names nothing");
 }
 
 int batch_request_parse(const char *json, size_t len, struct batch_request *ret_request,
@@ -190,7 +190,7 @@ int batch_request_parse(const char *json, size_t len, struct batch_request *ret_
 {
     struct parsing p = {.err = err};
     if (len > BATCH_BYTES_MAX)
-        return error_set(err, LEAT_NO_SPACE, "a batch is asked for in at most %llu bytes", BATCH_BYTES_MAX);
+        return error_set(err, LEAT_NO_SPACE, "a batch request has at most %llu bytes", BATCH_BYTES_MAX);
     int rc = all_elements(&p, json, len);
     if (rc < 0) {
         free(p.entries);

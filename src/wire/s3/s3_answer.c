@@ -142,7 +142,7 @@ int s3_list_feed(struct s3_list *l, const void *data, size_t len, bool last, str
 {
     int rc = xml_reader_feed(l->xml, data, len, last, err);
     if (rc == 0 && last && l->truncated && !l->next)
-        rc = list_fail(l, "a list that goes on does not say where");
+        rc = list_fail(l, "a truncated list has no token to continue");
     if (rc == 0 && last)
         rc = list_decode(l);
     if (rc == LEAT_CORRUPT && l->why)

@@ -34,7 +34,7 @@ static const struct {
     [S3_ILLEGAL_LOCATION] = {"IllegalLocationConstraintException", 400,
                              "The location constraint is not this server's region."},
     [S3_INCOMPLETE_BODY] = {"IncompleteBody", 400,
-                            "The request body is not of the length that was told, or is not well-formed."},
+                            "The request body does not have the announced length, or is not well-formed."},
     [S3_INTERNAL] = {"InternalError", 500, "We encountered an internal error. Please try again."},
     [S3_INVALID_ACCESS_KEY] = {"InvalidAccessKeyId", 403,
                                "The AWS Access Key Id you provided does not exist in our records."},

@@ -50,8 +50,8 @@ static void test_refused(void **state)
     static const struct {
         const char *json, *why;
     } cases[] = {
-        {"", "nothing is asked for"},
-        {"[]", "nothing is asked for"},
+        {"", "the batch names nothing"},
+        {"[]", "the batch names nothing"},
         {"[", "no end"},
         {"[{\"key\":\"a\"}", "element 2"},
         {"[{\"key\":\"a\"},]", "element 2"},
