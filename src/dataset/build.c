@@ -2,7 +2,7 @@
 /*
  * build.c: looks at each source, picks the format, runs its scanner and writes the index.
  *
- * A directory of nothing but .tar files is a set of shards, any other is a tree. A file is told by its first bytes,
+ * A directory of nothing but .tar files is a set of shards, any other is a tree. A file is recognised by its first bytes,
  * not by its name; only tar, which may have none, is also told by its name.
  */
 #include <stdio.h>
@@ -113,7 +113,7 @@ static int sniff(const char *path, struct scan_file *file, enum scan_format *ret
     return rc;
 }
 
-/* Elsewhere the odd characters are asked about only where they can be part of a name. */
+/* A remote name costs a request: ask only where the odd characters can be part of it. */
 int scan_exists(struct scan *scan, const char *path)
 {
     struct dataset_stat stat;
@@ -353,7 +353,7 @@ int scan_build(struct scan *scan, const struct dataset_spec *spec, int fd, struc
         rc = index_builder_finish(b, fd, err);
     scan_arrays_fini(&arrays);
     index_builder_free(b);
-    /* What nobody explained (memory, mostly). */
+    /* A cause without a message (memory, mostly). */
     if (rc < 0 && !err->code)
         error_sys(err, rc, "the dataset could not be scanned");
     return scan_fail(rc, err);

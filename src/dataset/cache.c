@@ -2,12 +2,12 @@
 /*
  * cache.c: the index at hand, so that no job scans twice what did not change.
  *
- * Happy path: the files that the spec means are listed (a pattern is expanded anew, a folder of shards is listed anew);
+ * Happy path: the files that the spec means are listed (a pattern is expanded again, a folder of shards is listed again);
  * the index beside the data, then the one in the cache, is mapped and compared: same files, same sizes and times; for a
  * tree, same times of all its folders, and of its files too if they are not many. Otherwise a scan, written to a temporary file and renamed.
  *
- * Data elsewhere: one stat of each object, or one list of a prefix, is compared with the index as it comes: sizes and ETags. The cache is
- * looked at first, since it costs no request. An index elsewhere that is itself the source ("s3://bucket/prefix/.leat-index") is taken at its word: nothing
+ * Remote data: one stat of each object, or one list of a prefix, is compared with the index as it comes: sizes and ETags. The cache is
+ * looked at first, since it costs no request. A remote index that is itself the source ("s3://bucket/prefix/.leat-index") is believed: nothing
  * is listed, and what changed since shows when it is read, by the ETags that it has.
  *
  * Failure modes: an index that is stale, of older rules for places in memory, or about other files is passed over without a word, for it can be made
@@ -35,7 +35,7 @@
 #include "dataset/scan.h"
 
 #define BESIDE      ".leat-index"
-#define FOREIGN_MAX (4ll << 30) /* bytes of an index that somebody else wrote: some 30 million files */
+#define FOREIGN_MAX (4ll << 30) /* bytes of an index of another user: some 30 million files */
 #define COPY_PIECE  (1ull << 20)
 #define LOOK_MAX    10000u /* files of a tree that are looked at one by one: some 10 ms on a local disk */
 
@@ -45,7 +45,7 @@ struct expected {
     struct scan_paths files; /* shards or arrays, each once, in order */
     char *tree;              /* or the root of a tree */
     char *prefix;            /* or what a list begins with, "s3://bucket/prefix": shards or a tree */
-    char *given;             /* or an index elsewhere, which says so itself */
+    char *given;             /* or a remote index that is itself the source */
     char *beside;            /* where an index beside the data would lie; NULL: nowhere */
     uid_t owner;             /* of what it would lie beside */
     bool beside_now;         /* it is that one which is being looked at */
@@ -169,7 +169,7 @@ static int64_t timespec_ns(struct timespec ts)
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-/* Somebody opens files for us. */
+/* Another process opens the files. */
 static bool guarded(const struct expected *x)
 {
     return x->scan.opener && x->scan.opener->open;
@@ -200,10 +200,10 @@ static bool still_absent(const char *name, int rc)
 }
 
 /*
- * In the cache times are compared that nobody can set, so that a file of the same size and time put in the place of the old one
+ * In the cache times are compared that a user cannot set, so that a file of the same size and time put in the place of the old one
  * is noticed; an index beside the data may have been copied together with them.
  *
- * Opened, not only looked at, when somebody opens for us: so that a cached index tells nobody more than a scan would.
+ * Opened, not only looked at, when another process opens for us: so that a cached index reveals no more than a scan would.
  */
 static bool source_unchanged(struct expected *x, const struct index *ix, uint64_t i)
 {
@@ -377,7 +377,7 @@ static int seal(int fd)
     return fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0 ? -errno : 0;
 }
 
-/* The beginning of an index of somebody else, which is `bytes` long. */
+/* The beginning of an index of another user, which is `bytes` long. */
 static bool foreign_sound(const void *head, uint64_t bytes)
 {
     struct index_header h;
@@ -468,7 +468,7 @@ static int open_candidate(struct expected *x, const char *path, bool beside)
     return good ? TAKE_FD(fd) : -1;
 }
 
-/* The index beside data elsewhere: anybody may have put it there. -1: none that can be used. */
+/* The index beside remote data: of unknown origin. -1: none that can be used. */
 static int fetch_candidate(struct expected *x)
 {
     AUTO_CLOSE int fd = -1;
@@ -484,7 +484,7 @@ static int fetch_candidate(struct expected *x)
 }
 
 /*
- * The index that was named instead of data: it is believed, but for where its data lies: beside it, for who lends credentials for one place has
+ * The index that was named instead of data: it is believed, but for where its data lies: beside it, since a caller that lends credentials for one place has
  * not lent them for all.
  */
 static int fetch_given(struct expected *x, int *ret_fd, struct leat_error *err)
@@ -539,7 +539,7 @@ static int make_folders(char *path)
     }
 }
 
-/* In $XDG_CACHE_HOME/leat/index, which must be ours: in a folder of somebody else a name could be put in our way. */
+/* In $XDG_CACHE_HOME/leat/index, which must be ours: in a folder of another user a name could be put in the way. */
 static int cache_path(const struct expected *x, bool make, char **ret_path)
 {
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -758,7 +758,7 @@ void dataset_index_forget(const char *text)
     dataset_spec_free(&spec);
 }
 
-/* Beside data elsewhere. */
+/* Beside remote data. */
 static int put_beside(struct expected *x, int fd, struct leat_error *err)
 {
     const struct dataset_opener *o = x->scan.opener;

@@ -9,7 +9,7 @@
  * tree (first folder name = label where there are folders; "DIR#pattern=*.jpg" and "DIR#extensions=jpg,png" choose files by name). Several sources, each with a field name, are arrays that
  * share their first dimension.
  *
- * All of these but HDF5 may lie elsewhere, as "s3://bucket/key", "http://…" or "https://…": who calls brings a
+ * All of these but HDF5 may be remote, as "s3://bucket/key", "http://…" or "https://…": the caller provides a
  * struct dataset_remote that fetches them. A prefix of S3 ("s3://bucket/prefix") is what a directory is here.
  */
 #ifndef DATASET_DATASET_H
@@ -46,7 +46,7 @@ struct dataset_progress {
     void *user;
 };
 
-/* Is this source elsewhere ("s3://", "http://", "https://", in any case)? */
+/* Is this source remote ("s3://", "http://", "https://", in any case)? */
 bool dataset_is_remote(const char *uri);
 /* "s3://…" and "store://…", not of the web: what lies below it is listed. */
 bool dataset_has_lists(const char *uri);
@@ -55,7 +55,7 @@ bool dataset_left_out(const char *name);
 
 #define DATASET_ETAG_MAX 160
 
-/* What is known of an object elsewhere. */
+/* What is known of a remote object. */
 struct dataset_object {
     const char *uri;  /* the whole address; valid during the call */
     const char *name; /* what follows the address that was listed */
@@ -71,7 +71,7 @@ struct dataset_stat {
 };
 
 /*
- * How objects elsewhere are reached; pool/source/dataset_remote.h makes one of a session of backend.h. Called by the thread that called
+ * How remote objects are reached; pool/source/dataset_remote.h makes one of a session of backend.h. Called by the thread that called
  * dataset_index_*. What fails returns -errno or a LEAT_ code and a message that names the object and the cause.
  */
 struct dataset_remote {
@@ -95,7 +95,7 @@ struct dataset_remote {
     int (*put)(void *user, const char *uri, int fd, uint64_t bytes, struct leat_error *err);
 };
 
-/* Opens source files on behalf of whoever asks: the user's own rights in a private daemon, openat2 beneath a root and
+/* Opens source files on behalf of the requester: the user's own rights in a private daemon, openat2 beneath a root and
  * with the caller's rights in a system daemon. Returns a descriptor or -errno; -EXDEV: a link leads out of the roots. NULL, here or for
  * `open`: plain open.
  * `remote` NULL: an address is LEAT_UNSUPPORTED. */
@@ -118,9 +118,9 @@ int dataset_index_build(const struct dataset_spec *spec, const struct dataset_op
  * the cache ($XDG_CACHE_HOME/leat/index, 0700), checks that the sources are still those that were scanned (size and
  * mtime of shards; mtimes of all directories of a tree, and of its files if they are 10,000 at most), else scans and, when `keep`, writes it to the cache by rename.
  * *ret_fd is read-only; *ret_scanned says whether a scan was needed.
- * An index elsewhere that is named itself ("s3://bucket/prefix/.leat-index", "….npy.leat-index") is taken as it is, without a list or a stat of
+ * A remote index that is named itself ("s3://bucket/prefix/.leat-index", "….npy.leat-index") is taken as it is, without a list or a stat of
  * what it speaks of; its sources have to lie beside it (LEAT_INVALID).
- * Of data elsewhere the cache is looked at first, and the sources are the same when a fresh list (of a prefix) or stat (of objects)
+ * For remote data the cache is looked at first, and the sources are the same when a fresh list (of a prefix) or stat (of objects)
  * shows the sizes and ETags that the index has.
  */
 int dataset_index_open(const struct dataset_spec *spec, const struct dataset_opener *opener,

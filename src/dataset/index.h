@@ -54,7 +54,7 @@ enum index_kind { INDEX_KIND_ARRAY = 1, INDEX_KIND_DIR = 2, INDEX_KIND_TAR = 3, 
 
 /*
  * What the rules for addresses are now, for a kind: raised when they change. An index of older ones is right; where its
- * source is at hand it is made anew. Arrays: 1 since samples begin at page borders (docs/decisions/0111).
+ * source can be read it is made again. Arrays: 1 since samples begin at page borders (docs/decisions/0111).
  */
 static inline uint32_t index_layout(uint32_t kind)
 {
@@ -120,7 +120,7 @@ struct index_field {
 struct index_source {
     uint32_t
         path; /* string, relative to header.root ("" = root itself), or an address; see index_source_path */
-    uint32_t etag; /* string: of an object elsewhere, with its quotes; "": there is none */
+    uint32_t etag; /* string: of a remote object, with its quotes; "": there is none */
     uint64_t bytes;
     int64_t mtime_ns; /* with ETag, ctime and size: to notice a change, never part of the fingerprint */
     int64_t ctime_ns;
@@ -205,7 +205,7 @@ void index_close(struct index *index);
 /* Compares all that follows the header with its checksum: LEAT_CORRUPT, or why it cannot be read. O(bytes); read through the descriptor, so that
  * a bad disk is an error and no signal. */
 int index_check_body(int fd, const struct index *index, struct leat_error *err);
-/* Walks every table: what a peer or a file of somebody else must pass before it is used. O(samples). */
+/* Walks every table: what a peer or a file of another user must pass before it is used. O(samples). */
 int index_validate(const struct index *index, struct leat_error *err);
 
 static inline const char *index_string(const struct index *index, uint32_t offset)
@@ -346,7 +346,7 @@ int index_builder_finish(struct index_builder *b, int fd, struct leat_error *err
  * Writes an index with the samples of `old` and, behind them, those of `added` with every address of theirs moved up by
  * `base` (a multiple of the region size at or above old's address_end). Fields must be the same in names, dtypes and sample shapes,
  * in any order, else LEAT_INVALID naming the difference; keys must not repeat. Uniform fields become tables (a part for
- * each sample), and keep dtype, shape and stride. Numbered keys go on counting; new classes follow those of `old`. The result's
+ * each sample), and keep dtype, shape and stride. Numbered keys continue counting; new classes follow those of `old`. The result's
  * sources have absolute paths and an empty root; directories stand behind the files of each half.
  */
 int index_append(const struct index *old, const struct index *added, uint64_t base, int fd,

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * index_append: an old index and an added one become one, by building it anew: old samples keep numbers, addresses, labels
+ * index_append: an old index and an added one become one, by building it again: old samples keep numbers, addresses, labels
  * and classes; the added ones follow with theirs moved up by `base`. Sources get absolute paths, since the two may
  * have different roots.
  *
  * Fields are matched by name, since tar shards name them in the order of their first sample. A UNIFORM field becomes a
- * TABLE whose stride stays: every part has just that length, so that readers go on to see an array of fixed shape.
+ * TABLE whose stride stays: every part has just that length, so that readers still see an array of fixed shape.
  *
  * Failure modes: fields that differ (LEAT_INVALID, naming which), a key in both (from index_builder_finish), a damaged
  * index of our own (LEAT_CORRUPT), -ENOMEM.

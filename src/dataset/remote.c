@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * remote.c: what lies elsewhere: which objects there are, and what they are together.
+ * remote.c: remote sources: which objects there are, and what they are together.
  *
  * Happy path: an address is asked about once (remote_stat), or is known from a list; scan_open makes a file of what is known, and
  * its ETag pins all reads. A prefix is listed once, and what comes is kept until it is known what it is together: shards, or a tree
  * when any object is none.
  *
- * Failure modes: those of the requests, which name the object; LEAT_UNSUPPORTED where nobody brought a way to reach anything; LEAT_NOT_FOUND a
+ * Failure modes: those of the requests, which name the object; LEAT_UNSUPPORTED where the caller has no remote; LEAT_NOT_FOUND a
  * prefix with nothing below it; LEAT_STALE, from a read, what changed after it was listed.
  */
 #include <fnmatch.h>
@@ -17,7 +17,7 @@
 #include "dataset/scan.h"
 
 #define LEARN_LEAST 3u    /* so many objects are worth a list */
-#define LEARN_EXTRA 1000u /* that nobody asked for: then stats are cheaper */
+#define LEARN_EXTRA 1000u /* unrequested keys: then stats are cheaper */
 #define LIST_TICK   1000u /* objects between two looks at whether the caller still waits */
 #define FETCH_HEAD  MIB   /* of an object is looked at before the rest is fetched */
 

@@ -11,7 +11,7 @@
 #include "dataset/dataset.h"
 #include "wire/archive/npy.h"
 
-/* Objects elsewhere that were looked at or listed: one scan asks about each once, and means one version of it. remote.c. */
+/* Remote objects that were looked at or listed: one scan asks about each once, and means one version of it. remote.c. */
 struct scan_objects {
     struct scan_object *items;
     uint32_t *slots; /* hash table: number + 1, 0 = free */
@@ -26,7 +26,7 @@ struct scan_filter {
 };
 
 struct scan {
-    const struct dataset_opener *opener; /* NULL: plain open, and nothing elsewhere */
+    const struct dataset_opener *opener; /* NULL: plain open, and nothing remote */
     bool all_files;                      /* of dataset_spec */
     struct scan_filter filter;           /* of the source that was split last (scan_split_inner) */
     const struct dataset_progress *progress;
@@ -40,12 +40,12 @@ static inline bool scan_filtered(const struct scan *scan)
     return scan->filter.pattern || scan->filter.extensions;
 }
 
-/* A file, a directory, or an object elsewhere. */
+/* A file, a directory, or a remote object. */
 struct scan_file {
-    int fd;         /* -1: elsewhere */
+    int fd;         /* -1: remote */
     struct stat st; /* of an object: size, mtime and S_IFREG. S_IFDIR: no object, so perhaps a prefix */
     char etag[DATASET_ETAG_MAX];
-    /* elsewhere */
+    /* remote */
     const struct dataset_opener *opener;
     char *uri;    /* owned */
     void *handle; /* from the first read on */
@@ -63,7 +63,7 @@ int64_t scan_file_pread(struct scan_file *file, void *buf, uint64_t bytes, uint6
                         struct leat_error *err);
 /* Counts a sample, and every so often tells the progress callback; its answer (0 or negative). */
 int scan_tick(struct scan *scan, uint64_t bytes, struct leat_error *err);
-/* Is somebody tired of waiting? For work that takes long and counts no samples. */
+/* Was the scan cancelled? For work that takes long and counts no samples. */
 int scan_poll(struct scan *scan, struct leat_error *err);
 /* The kind of message a failed file operation gets: LEAT_NOT_FOUND, LEAT_DENIED, or the plain errno. */
 int scan_error(int rc, const char *path, struct leat_error *err);
@@ -188,7 +188,7 @@ void dir_leave_out(struct dir_left_out *left_out, const char *path);
 void dir_report(const char *root, const struct dir_left_out *left_out, const char *what);
 #define DIR_BESIDE "files beside the class folders have no class and are left out"
 
-/* --- elsewhere (remote.c) -------------------------------------------------------------------------------------- */
+/* --- remote (remote.c) ----------------------------------------------------------------------------------------- */
 
 /* Is it there? Asked once a scan. 0, LEAT_NOT_FOUND, or another code with a message. */
 int remote_stat(struct scan *scan, const char *uri, struct dataset_stat *ret_stat, struct leat_error *err);

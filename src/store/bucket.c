@@ -569,7 +569,7 @@ static int check_props(const char *props, struct leat_error *err)
                      STORE_PROPS_MAX);
 }
 
-/* A path that nobody has read since the start may have anything. */
+/* A path that was not read since the start may have anything. */
 static bool any_blind(struct store *s)
 {
     for (unsigned i = 0; i < s->npaths; i++)
@@ -731,7 +731,7 @@ int store_bucket_delete(struct store *s, const char *name, struct leat_error *er
     uint64_t touched = 0;
     int rc = b ? delete_empty(s, b, &touched, err) : no_bucket(s, name, err);
     if (b && rc < 0)
-        take_back(s, b, touched | b->astray); /* what is gone is written anew */
+        take_back(s, b, touched | b->astray); /* what is gone is written again */
     pthread_mutex_lock(&s->buckets_lock);
     if (b && rc == 0)
         drop(s, b);

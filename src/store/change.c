@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * change.c: what every change goes through: a record in the log, the index, and the files that are nobody's any more.
+ * change.c: what every change goes through: a record in the log, the index, and the files that have no record any more.
  *
  *     append ─▶ flush ─▶ index ─▶ unlink what was replaced or deleted            (visible only when it is durable)
  *
@@ -195,7 +195,7 @@ int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs,
 }
 
 /* For a rebuild, which has trailers alone: without it an old version that the remote had would be pushed over what others have stored there since, and one whose
- * standing is unknown would be taken for the newest again. */
+ * sync state is unknown would count as the newest again. */
 static void note_pushed(struct path *p, uint64_t file)
 {
     char name[PATH_FILE_MAX];

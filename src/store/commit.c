@@ -4,7 +4,7 @@
  *
  * Happy path: the rest of the bytes with the trailer, one flush of the file, a record in the log, flushed together with others', and only then the
  * object is shown.
- * Failure modes: a condition that does not hold, a bucket that is gone or stands in front of another by now: nothing is shown, and the file goes.
+ * Failure modes: a condition that does not hold, a bucket that is gone or has another remote by now: nothing is shown, and the file goes.
  * Invariants: what is said of the bucket (its remote, dirty) holds from store_bucket_enter until the object is shown. A version never replaces a
  * newer one.
  */

@@ -3,10 +3,10 @@
  * evict.c: what goes when a disk fills: clean objects of buckets with a remote, those not looked at for longest.
  *
  * Happy path: above `high` a hand goes round the path's index (the clock of Corbato, 1968): who was looked at since it passed is spared once,
- * the others go, until the path is below `low`. Paths on one file system, which is full for all of them at once, give up each its share.
+ * the others go, until the path is below `low`. Paths on one file system, which is full for all of them at once, free each its share.
  * Failure modes: nothing that may go is left: PUTs are refused with LEAT_NO_SPACE, and that is said in the log once.
  * Invariants: dirty objects, and those of buckets without a remote, are never looked at twice. An object is deleted as the version that was
- * seen: one that was stored anew meanwhile stays. While it is deleted its bucket stays in front of its remote: what is stored in one without is
+ * seen: one that was stored again since then stays. While it is deleted its bucket keeps its remote: what is stored in one without is
  * nowhere else.
  */
 #include "store/internal.h"
@@ -41,7 +41,7 @@ static uint64_t path_excess(struct path *p, unsigned percent)
     return used > limit ? used - limit : 0;
 }
 
-/* What this path shall give up of what its file system is over: as much of it as of the bytes that the store has there. */
+/* What this path shall free of what its file system is over: as much of it as of the bytes that the store has there. */
 static uint64_t share(struct path *p, uint64_t over)
 {
     struct store *s = p->store;
@@ -152,7 +152,7 @@ static void collect(struct path *p, struct victims *v, uint64_t wanted)
     pthread_rwlock_unlock(&p->index.lock);
 }
 
-/* Until `target` bytes are freed, or nobody is over any more. */
+/* Until `target` bytes are freed, or no path is over any more. */
 static void evict(struct path *p, uint64_t target)
 {
     const unsigned low = p->store->low_percent;
@@ -181,7 +181,7 @@ static void evict(struct path *p, uint64_t target)
 void store_evict_turn(struct store *s)
 {
     uint64_t targets[STORE_PATHS_MAX] = {0};
-    /* All are asked before the first evicts: of paths on one file system he alone would make all of the room. */
+    /* All are asked before the first evicts: of paths on one file system it alone would make all of the room. */
     for (unsigned i = 0; i < s->npaths; i++) {
         struct path *p = s->paths[i];
         if (!p->loaded || atomic_load(&p->failed))

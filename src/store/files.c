@@ -107,7 +107,7 @@ void store_file_settled(struct path *p, uint64_t id)
     pthread_mutex_unlock(&p->files_lock);
 }
 
-/* On a path that was left nobody knows whether a record of it is on the disk: the next start finds that out, and unlinks it if not. */
+/* On a path that was left it is unknown whether a record of it is on the disk: the next start finds that out, and unlinks it if not. */
 void store_file_drop(struct path *p, uint64_t id)
 {
     char name[PATH_FILE_MAX];

@@ -5,8 +5,8 @@
  * Happy path: a hot object is a look into the index and one into the table of open ones; no system call. A cold one is opened, its trailer read
  * and held against the index; a small one is read whole, and verified.
  * Failure modes: a file that is replaced between the two is looked up again. A wrong checksum marks the object: from then on reads are
- * LEAT_CORRUPT, until it is stored anew (or evicted and fetched, where the remote has it).
- * Invariants: who holds an object holds its descriptor; the table holds one reference, and lets go of the least recently used above its cap.
+ * LEAT_CORRUPT, until it is stored again (or evicted and fetched, where the remote has it).
+ * Invariants: a holder of an object holds its descriptor; the table holds one reference, and releases the least recently used above its cap.
  */
 #include "store/internal.h"
 

@@ -7,7 +7,7 @@
  *
  * A key here is the bucket's number, big-endian, and the object's key. 80 bytes and the key for each object of the snapshot (file-backed,
  * so the kernel may drop them), one byte of ours; about 130 bytes and the key for each change.
- * Readers take `lock` shared, store_index_apply takes it for a moment; nobody does I/O of his own under it.
+ * Readers take `lock` shared, store_index_apply takes it for a moment; no thread does I/O of its own under it.
  */
 #ifndef STORE_INDEX_H
 #define STORE_INDEX_H

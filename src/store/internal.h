@@ -34,7 +34,7 @@
 #define UNREADABLE_MAX                                                                                       \
     16u /* files of a path that cannot be read, and none between that could: then it is left */
 
-/* The log of a path: appends under `lock`; who waits for the disk shares one flush with those who came meanwhile. */
+/* The log of a path: appends under `lock`; a thread that waits for the disk shares one flush with those that came in the meantime. */
 struct store_log {
     pthread_mutex_t lock;
     int fd;
@@ -110,7 +110,7 @@ struct bucket {
 struct open_files {
     pthread_mutex_t lock;
     struct list lru;     /* most recent first */
-    struct list closing; /* nobody's any more, and their files are unlinked */
+    struct list closing; /* without a record, and their files are unlinked */
     struct obj **table;
     unsigned buckets, count, cap;
     struct budget bodies; /* what small objects keep in memory */
@@ -208,7 +208,7 @@ int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint3
  * would wait for the first, and the second for him. */
 int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote,
                        uint64_t *ret_remote_id, struct leat_error *err);
-/* As store_bucket_enter, for who stores nothing, but notes something of what is there already. */
+/* As store_bucket_enter, for callers that store nothing, but note something of what is there already. */
 int store_bucket_stay(struct store *s, const char *name, uint32_t id, uint64_t *ret_remote_id,
                       struct leat_error *err);
 void store_bucket_leave(struct store *s, const char *name);
@@ -220,11 +220,11 @@ int store_bucket_check_key(const void *key, size_t key_len, struct leat_error *e
 /* path.c: folders, identity, lock */
 int store_paths_open(struct store *s, const struct store_config *config, struct leat_error *err);
 void store_path_close(struct path *p);
-/* Leaves the path, says so once in the log. */
+/* Leaves the path, with one line in the log. */
 void store_path_fail(struct path *p, const char *why);
 /* What an I/O error means: LEAT_NO_SPACE, -ENOMEM, -EMFILE; anything else leaves the path: STORE_UNAVAILABLE. */
 int store_path_error(struct path *p, int rc, const char *what, struct leat_error *err);
-/* What it means that one file cannot be opened or read: that object is STORE_UNAVAILABLE (-ENOMEM, -EMFILE: try again), the path goes on. It is
+/* What it means that one file cannot be opened or read: that object is STORE_UNAVAILABLE (-ENOMEM, -EMFILE: try again), the path continues. It is
  * left when UNREADABLE_MAX different files failed and none could be read between them: the same bad one, asked for again and again, is one. */
 int store_path_unreadable(struct path *p, uint64_t file, int rc, const char *text, struct leat_error *err);
 void store_path_readable(struct path *p); /* a file was read */
@@ -344,7 +344,7 @@ void store_writer_free(struct writer *w);
 /* Adds an open file's bytes, whose block CRCs are known, without a look at them where blocks fall on blocks. */
 int store_put_copy(struct store_put *put, int fd, uint64_t bytes, const uint32_t *crcs, uint32_t crc,
                    struct leat_error *err);
-/* The put is the object of an upload: with its record the upload's is deleted, at once or not at all; then, or when it is given up, store_upload_ended. */
+/* The put is the object of an upload: with its record the upload's is deleted, at once or not at all; then, or when it is cancelled, store_upload_ended. */
 struct put_ending {
     struct upload *upload;
     const char *id;
@@ -366,7 +366,7 @@ void store_upload_ref(struct store *s, struct upload *u);
 void store_upload_unref(struct store *s, struct upload *u);
 int store_uploads_load(struct store *s, struct leat_error *err);
 void store_uploads_free(struct store *s);
-/* Gives up those that nobody touched since then (store_wall_ns): begun, or had a part committed. */
+/* Aborts those without a change since then (store_wall_ns): begun, or had a part committed. */
 void store_uploads_age(struct store *s, int64_t before_ns);
 bool store_uploads_any(struct store *s, uint32_t bucket_id);
 /* Of a bucket that is being deleted: all of them go. */
@@ -374,7 +374,7 @@ int store_uploads_abort(struct store *s, uint32_t bucket_id, struct leat_error *
 
 /* evict.c: one turn, over all paths */
 void store_evict_turn(struct store *s);
-/* What cannot be read, or is damaged, goes where the remote has it: this version, or nothing. True: it went, and is fetched anew when it is wanted. */
+/* What cannot be read, or is damaged, goes where the remote has it: this version, or nothing. True: it is gone, and is fetched again on demand. */
 bool store_give_up(struct store *s, const struct ikey *k, uint64_t seq);
 void store_kick(struct store *s);
 
@@ -383,7 +383,7 @@ int store_scrub_new(struct path *p, struct leat_error *err);
 int store_scrub_run(struct path *p, struct leat_error *err);
 void store_scrub_end(struct path *p); /* also of one that has none */
 void store_scrub_note(struct path *p, const struct ikey *k,
-                      uint64_t seq); /* somebody else found it damaged */
+                      uint64_t seq); /* another thread found it damaged */
 void store_scrub_status(struct path *p, struct store_scrub_status *ret);
 /* For tests, with no_background: reads up to so many objects of each path of a pass that was started. */
 void store_scrub_some(struct store *s, unsigned objects);

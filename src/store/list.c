@@ -3,7 +3,7 @@
  * list.c: the keys of a bucket in order, over all paths at once.
  *
  * Happy path: a cursor in each path's index, all moved on in step; the newest version of equal keys speaks for it. Behind a common prefix
- * the cursors are set anew, so that a folder of a million keys costs one step.
+ * the cursors are set again, so that a folder of a million keys costs one step.
  * Failure modes: a path whose index was never loaded makes a list incomplete: STORE_UNAVAILABLE, as who mirrors by it would delete. So does a key
  * whose state is unknown after a failed flush.
  * Invariants: the locks of all indexes are held (shared) from the first to the last entry of a page.

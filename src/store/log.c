@@ -5,7 +5,7 @@
  * Happy path: store_log_append writes a record at the end; store_log_sync returns when it is on the disk. One of those who wait flushes, for all that was
  * appended until then; the others sleep, and one of them takes over.
  * Failure modes: a record that could not be written whole is overwritten by the next one (it parses as none). After a failed flush the
- * path is left: nobody knows what is on the disk (the kernel reports it once, and forgets).
+ * path is left: the content of the disk is unknown (the kernel reports it once, and forgets).
  * A log's header says how many records the one before has on the disk, as far as that is known: at a start, at a clean end (which leaves the next one, empty),
  * and where a snapshot begins. So the end of a log cannot get lost unseen.
  * Invariants: records stand in the order of their numbers; zeros are behind the last. Each says how many before it were not known to be on the disk, so

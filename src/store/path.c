@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * path.c: the folders that a store lives in: whose they are, and that nobody else is in them.
+ * path.c: the folders that a store lives in: whose they are, and that no other process uses them.
  *
  *     PATH/lock                flock: one process
  *     PATH/leat-store          text: number of the store, of this path, its weight, and all members with the folders they were last seen in
@@ -12,7 +12,7 @@
  *     PATH/orphans/            whole objects that no record of the log names
  *
  * Happy path: lock, read leat-store, hold its numbers against those of the other paths, load the index.
- * Failure modes: an empty folder where a member was seen before is a disk that is not mounted: left, not made anew. A path that gives an
+ * Failure modes: an empty folder where a member was seen before is a disk that is not mounted: left, not made again. A path that gives an
  * I/O error is left. Another store's path is refused.
  * Invariants: a path that is not given, but a member, is kept in mind as failed: what may lie on it is neither found nor not found.
  */
@@ -400,7 +400,7 @@ static void join(struct opening *o, struct path *p)
     RAND_bytes(p->id, sizeof(p->id));
 }
 
-/* Members that nobody gave: in mind as failed, unless they are to be forgotten. */
+/* Members that were not given: kept as failed, unless they are to be forgotten. */
 static int absent_members(struct store *s, struct opening *o, bool forget, struct leat_error *err)
 {
     for (unsigned i = 0; i < o->id.n;) {

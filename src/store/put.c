@@ -202,7 +202,7 @@ int store_put_new(struct store *s, const struct put_target *t, struct store_put 
     int rc = put_buffer(put, err);
     if (rc == 0)
         rc = start_md5(put, err);
-    if (rc == 0 && put->expected > STORE_PUT_SMALL) /* who sends much is told at once that there is no room */
+    if (rc == 0 && put->expected > STORE_PUT_SMALL) /* a large PUT learns at once that there is no room */
         rc = store_put_open(put, err);
     if (rc < 0) {
         store_put_abort(put);

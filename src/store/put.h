@@ -25,7 +25,7 @@ struct store_put {
     size_t cap, fill; /* cap: for payload; PUT_SLACK behind it */
     uint64_t charged;
     struct writer *writer;    /* of a large put; NULL: none */
-    uint8_t *other;           /* with it: the buffer that it writes, or nobody's */
+    uint8_t *other;           /* with it: the buffer that it writes, or none */
     size_t writing;           /* bytes of it that the writer has; not in `written` yet */
     _Atomic uint64_t written; /* bytes of payload in the file */
     uint64_t bytes;           /* handed over */

@@ -162,7 +162,7 @@ static int map_log(struct path *p, uint64_t number, void **ret_map, size_t *ret_
 }
 
 /*
- * Whole records behind the broken one, number nth. None of them was flushed if that one was not, so nobody was told of them, and nothing was unlinked
+ * Whole records behind the broken one, number nth. None of them was flushed if that one was not, so none was acknowledged, and nothing was unlinked
  * for their sake: the log ends before it. One that says it was flushed is proof of damage.
  */
 static void look_behind(struct loading *l, const uint8_t *data, size_t len, uint64_t number, uint64_t nth)
@@ -264,7 +264,7 @@ static uint64_t records_of(struct path *p, uint64_t number, uint64_t *ret_end)
     return next.before_records;
 }
 
-/* Short, or zeros at its end: nothing behind the end says so, but the next log does. */
+/* Short, or zeros at its end: nothing after the end shows it, but the next log does. */
 static void check_end(struct loading *l, uint64_t number, uint64_t records, uint64_t end)
 {
     uint64_t wanted_end = 0, wanted = records_of(l->p, number, &wanted_end);
@@ -399,7 +399,7 @@ int store_trailer_read(struct path *p, int fd, uint8_t **ret_data, uint32_t *ret
     return 0;
 }
 
-/* Nobody can say what this file is: it goes where the damaged ones are, and is told of by its number. LEAT_CORRUPT, or the path is left. */
+/* This file cannot be identified: it goes where the damaged ones are, and is named by its number. LEAT_CORRUPT, or the path is left. */
 static int put_aside(struct path *p, uint64_t file, int rc)
 {
     store_path_unreadable(p, file, rc, "an object that is put aside into damaged/", NULL);
@@ -534,7 +534,7 @@ static int drop_torn(struct loading *l, bool *ret_any)
         at.len = c.item.key_len;
         store_path_file_name(p, c.item.value.file, name);
         int rc = verify_file(p, name);
-        if (rc == 0 || (rc < 0 && is_of_one_file(rc))) /* not read is not torn: who asks for it is told */
+        if (rc == 0 || (rc < 0 && is_of_one_file(rc))) /* not read is not torn: a reader gets the error */
             continue;
         if (rc != LEAT_CORRUPT)
             return rc;
@@ -635,7 +635,7 @@ static void drop_files(struct loading *l)
         unlink_file(l->p, l->stale.values[i]);
 }
 
-/* Files that nobody announced in what is left of a log: they belong to what was not flushed. Folders are made in order, so most starts look at one. */
+/* Files that no record announces in what is left of a log: they belong to what was not flushed. Folders are made in order, so most starts look at one. */
 static int find_unannounced(struct loading *l)
 {
     struct path *p = l->p;
@@ -682,8 +682,7 @@ static int load(struct loading *l, struct leat_error *err)
         rc = rebuild(l);
     else if (rc == 0)
         rc = find_unannounced(l);
-    if (rc == 0 &&
-        rebuilt) /* objects that nobody had flushed yet are in it, and what they replaced goes now */
+    if (rc == 0 && rebuilt) /* objects that were not flushed yet are in it, and what they replaced goes now */
         rc = p->store->io->syncfs(p->store->io, p->dir);
     if (rc < 0)
         return error_sys(err, rc, "%s: its index cannot be loaded", p->dir);

@@ -5,8 +5,8 @@
  * Happy path: a thread for each path walks its index in the order of keys, reads each file past the page cache, and holds it against its checksums; at
  * a pace that makes a pass last as long as it may, in the kernel's idle class of I/O. Where it is stands in PATH/scrub.
  * Failure modes: a block that does not match, or cannot be read, is read once more. Then a clean object of a bucket with a remote is
- * evicted (who asks for it next has it fetched anew); others are marked, named in the log, and kept in a list. A file that cannot be read
- * is the path's matter as well (store_path_unreadable). A position that cannot be written is a pass that begins anew after a restart.
+ * evicted (the next read fetches it again); others are marked, named in the log, and kept in a list. A file that cannot be read
+ * is the path's matter as well (store_path_unreadable). A position that cannot be written is a pass that begins again after a restart.
  * Invariants: only the version that was read is marked or evicted. A mark is taken away only when every block of the object matched.
  */
 #include "store/internal.h"
@@ -29,7 +29,7 @@
 #define STATE_MAX      (512 * KIB) /* of the file */
 #define FOUND_MAX      64u         /* damaged objects kept in mind */
 #define FIRST_PASS_NS  (3600 * NS_PER_S) /* after a path's first start */
-#define AFTER_START_NS (60 * NS_PER_S)   /* a pass that was under way goes on */
+#define AFTER_START_NS (60 * NS_PER_S)   /* an interrupted pass continues */
 #define SAVE_NS        (300 * NS_PER_S)
 
 enum verdict { SOUND, DAMAGED, UNREADABLE, GONE, STOPPED, LATER };
@@ -204,7 +204,7 @@ static int load(struct scrub *sc)
     return 0;
 }
 
-/* The kernel's idle class, or, for a pass that somebody waits for, the least of the ordinary one. Schedulers without classes ignore it. */
+/* The kernel's idle class, or, for a pass that a client waits for, the least of the ordinary one. Schedulers without classes ignore it. */
 static void set_class(struct scrub *sc, bool idle)
 {
     if (sc->idle_class == idle)
@@ -330,7 +330,7 @@ static void sleep_until(struct scrub *sc, uint64_t when_ns)
     cond_wait_until(&sc->wake, &sc->lock, MIN(when_ns, now + 3600 * NS_PER_S));
 }
 
-/* So much was read: waits until more may be. false: this pass does not go on. */
+/* So much was read: waits until more may be. false: this pass ends. */
 static bool pace(struct scrub *sc, unsigned generation, uint64_t cost)
 {
     if (!sc->has_thread)
@@ -374,7 +374,7 @@ static void end_pass(struct scrub *sc)
              (unsigned long long)l->unreadable, (unsigned long long)l->repaired);
 }
 
-/* The next object of the pass. false: there is none, and the pass is ended, in the same moment: it may be begun anew at any other. */
+/* The next object of the pass. false: there is none, and the pass is ended, in the same moment: it may be begun again at any other. */
 static bool next_subject(struct scrub *sc, struct subject *ret)
 {
     struct index_cursor c;
@@ -495,9 +495,8 @@ static enum verdict verify(struct scrub *sc, struct subject *o, uint64_t *ret_bl
     *ret_block = DONE;
     store_path_file_name(p, o->value.file, name);
     int fd = io->open(io, name, O_RDONLY, 0);
-    if (fd >= 0 &&
-        fstat(fd, &st) ==
-            0) { /* the trailer from the disk as well; it is in memory with whoever has the object open */
+    /* The trailer from the disk as well; it is in memory where the object is open. */
+    if (fd >= 0 && fstat(fd, &st) == 0) {
         uint64_t tail = MIN((uint64_t)st.st_size, (uint64_t)o->value.trailer_bytes);
         posix_fadvise(fd, (off_t)align_down((uint64_t)st.st_size - tail, 4096), 0, POSIX_FADV_DONTNEED);
     }
@@ -516,7 +515,7 @@ static enum verdict verify(struct scrub *sc, struct subject *o, uint64_t *ret_bl
 
 /* --- what follows -------------------------------------------------------------------------------------------------------------- */
 
-/* The remote has it: what is here goes, and is fetched anew. */
+/* The remote has it: the copy here goes, and is fetched again. */
 static bool mend(struct scrub *sc, const struct subject *o)
 {
     set_class(sc, false); /* the log's flush is shared with PUTs, which would wait for an idle disk */
@@ -532,7 +531,7 @@ static void found_bad(struct scrub *sc, struct subject *o, enum verdict verdict,
     const char *name = name_of(p->store, &o->key, text);
     struct found newest;
     if (store_find(p->store, &o->key, false, &newest) < 0 || newest.value.seq != o->value.seq)
-        return; /* replaced or deleted meanwhile, or long ago, on another path that was away then */
+        return; /* replaced or deleted since, or long ago, on another path that was away then */
     flags = newest.value.flags;
     if (verdict == UNREADABLE) {
         add->unreadable++;
@@ -629,7 +628,7 @@ static int buffer(struct scrub *sc)
     return sc->buf ? 0 : -ENOMEM;
 }
 
-/* When the next pass begins, where nobody has said so yet, or it was for another period, or by a clock that was wrong. */
+/* When the next pass begins, where that is not set yet, or it was for another period, or by a clock that was wrong. */
 static void first_pass(struct scrub *sc)
 {
     uint64_t period = sc->p->store->scrub_period_s;

@@ -2,12 +2,12 @@
 /*
  * snapshot.c: a path's index as one sorted file, and the moment at which a new one begins.
  *
- * Happy path: a new log begins and the changes are frozen (for that moment nobody changes anything); then snapshot and frozen changes are
- * merged into a file while everything goes on, which is flushed, renamed to its name and mapped; then the older logs go.
- * Failure modes: what cannot be written is given up, the frozen changes stay in front, and the next turn tries again: the logs are
+ * Happy path: a new log begins and the changes are frozen (for that moment no thread changes anything); then snapshot and frozen changes are
+ * merged into a file while everything continues, which is flushed, renamed to its name and mapped; then the older logs go.
+ * Failure modes: what cannot be written is dropped, the frozen changes stay in front, and the next turn tries again: the logs are
  * all there still. A snapshot that does not parse is as if there were none.
  * Invariants: snapshot N and the logs from N on are all of the index. Files that were unlinked until its log began are so on the disk too
- * (syncfs) before it gets its name, as from then on nobody reads the log that told of it.
+ * (syncfs) before it gets its name, as from then on the log that announced it is not read.
  */
 #include "store/internal.h"
 

@@ -55,7 +55,7 @@ struct store_config {
         direct_bytes; /* PUTs of known size from here on bypass the page cache; 0: 8 MiB; UINT64_MAX: never */
     unsigned fd_cache;     /* objects kept open; 0: 1024 */
     struct budget *budget; /* buffers of PUTs are charged here; NULL: an budget of the store's own, 256 MiB */
-    uint64_t upload_age_s; /* uploads nobody touched for so long are aborted; 0: 7 days */
+    uint64_t upload_age_s; /* uploads without a change for so long are aborted; 0: 7 days */
     uint64_t
         scrub_period_s; /* each object is read again once in so long, 100 years at the most; 0: 30 days; UINT64_MAX: only when asked */
     uint64_t scrub_rate; /* bytes a second of one path that this may read; 0: 64 MiB */
@@ -66,7 +66,7 @@ struct store_config {
 };
 
 /*
- * Opens (or makes) a store. A path that cannot be read is left, reported by store_status, and the others go on; it fails when none is
+ * Opens (or makes) a store. A path that cannot be read is left, reported by store_status, and the others continue; it fails when none is
  * left. LEAT_BUSY: another process has a path. LEAT_INVALID: a path of another store, or one that was swapped with another, or a
  * folder that is no store's and not empty.
  */
@@ -78,7 +78,7 @@ void store_tick(struct store *s);
 /* --- buckets ----------------------------------------------------------------------------------------------------------- */
 
 enum {
-    STORE_BUCKET_REMOTE = 1, /* stands in front of a remote one: clean objects in it may be evicted */
+    STORE_BUCKET_REMOTE = 1, /* has a remote: clean objects in it may be evicted */
 };
 
 struct store_bucket {
@@ -131,7 +131,7 @@ int store_bucket_list(struct store *s, int (*bucket)(void *user, const struct st
 enum {
     STORE_DIRTY = 1, /* the remote has not got it: never evicted */
     STORE_CORRUPT =
-        2, /* a checksum did not match: reads are LEAT_CORRUPT until it is stored or fetched anew */
+        2, /* a checksum did not match: reads are LEAT_CORRUPT until it is stored or fetched again */
 };
 
 /* What is known of an object without a look at its file. */
@@ -150,7 +150,7 @@ int store_lookup(struct store *s, const char *bucket, const void *key, size_t ke
 
 /*
  * One version of an object, open. It stays readable while it is overwritten, deleted or evicted. Constant but for what is private.
- * Bytes lie in `fd` from `offset` on (a multiple of 4,096); pread, sendfile, mmap them; `fd` is shared, so its position is nobody's.
+ * Bytes lie in `fd` from `offset` on (a multiple of 4,096); pread, sendfile, mmap them; `fd` is shared, so do not use its position.
  */
 struct store_obj {
     struct store_info info;
@@ -186,7 +186,7 @@ bool store_obj_checked(const struct store_obj *obj, uint64_t offset,
 int store_obj_read(struct store *s, struct store_obj *obj, uint64_t offset, void *dst, uint64_t bytes,
                    struct leat_error *err);
 /*
- * For who reads by himself (direct I/O into registered memory): `data` is the whole block number `block` (the last may be short).
+ * For callers that read by themselves (direct I/O into registered memory): `data` is the whole block number `block` (the last may be short).
  * 0, or LEAT_CORRUPT, and the object is marked.
  */
 int store_obj_verify_block(struct store *s, struct store_obj *obj, uint64_t block, const void *data,
@@ -302,7 +302,7 @@ struct store_list_spec {
     size_t prefix_len;
     const void *after; /* keys greater than this one; NULL: from the start */
     size_t after_len;
-    bool after_prefix;     /* and none that begins with `after`: goes on behind a common prefix */
+    bool after_prefix;     /* and none that begins with `after`: continues after a common prefix */
     const void *delimiter; /* keys with it behind the prefix are rolled up to a common prefix; NULL: none */
     size_t delimiter_len;
     unsigned max; /* entries, keys and common prefixes alike */
@@ -339,7 +339,7 @@ struct store_part {
     uint64_t bytes;
     int64_t mtime_ns;
     char etag[STORE_ETAG_MAX + 1];
-    const void *meta; /* of store_part_list, as given at the part's commit; ignored elsewhere */
+    const void *meta; /* of store_part_list, as given at the part's commit; ignored by other calls */
     size_t meta_len;
 };
 /* Parts after number `after`, in order; at most max. */
@@ -364,7 +364,7 @@ int store_upload_get(struct store *s, const char *bucket, const void *key, size_
                      int (*upload)(void *user, const struct store_upload *upload), void *user,
                      struct leat_error *err);
 /*
- * The object of an upload as a put, whole and not visible; nobody else completes or aborts the upload until store_put_commit has made the object out of it, or
+ * The object of an upload as a put, whole and not visible; no other call completes or aborts the upload until store_put_commit has made the object out of it, or
  * store_put_abort has left it as it was. parts: what the client named, in order; number and etag (without quotes) count. LEAT_INVALID: not in order,
  * or none; LEAT_STALE: a part that is not there or has another ETag. Where another thread completes or aborts the upload, its
  * end is waited for.
@@ -382,7 +382,7 @@ int store_upload_abort(struct store *s, const char *bucket, const void *key, siz
 
 /*
  * The scrub reads every object of a path again, past the page cache, and compares it with its checksums. What is damaged, or cannot be read: a clean
- * object of a bucket with a remote is evicted, so that it is fetched anew; another one is marked (STORE_CORRUPT), named in the log and in store_damaged.
+ * object of a bucket with a remote is evicted, so that it is fetched again; another one is marked (STORE_CORRUPT), named in the log and in store_damaged.
  */
 enum store_scrub_state {
     STORE_SCRUB_OFF,     /* not by itself; or the path has failed */
@@ -402,9 +402,9 @@ struct store_scrub_status {
     int64_t next_ns;                   /* begin of the next pass, since 1970; 0: none is planned */
     uint64_t total_objects, total_bytes, total_repaired; /* since the start */
 };
-/* A pass over all paths begins now, from the first object on; what is under way is given up for it. */
+/* A pass over all paths begins now, from the first object on; a running one is ended for it. */
 void store_scrub_start(struct store *s);
-/* It goes on at its usual pace; where the scrub does not run by itself, it ends. */
+/* It continues at its usual pace; where the scrub does not run by itself, it ends. */
 void store_scrub_stop(struct store *s);
 
 struct store_damage {

@@ -4,7 +4,7 @@
  *
  * Happy path: an upload is in the list with one reference from its begin to its end; who works on it has another.
  * Failure modes: where those that are open have a quarter of the budget's memory, no other begins. Parts whose upload is gone (a crash behind the record that ended it) are deleted at the next start, unless an upload could not be read. Uploads
- * that nobody touched for a week go.
+ * without a change for a week go.
  * Invariants: who completes or aborts waits for parts being committed, and parts that come later are refused.
  */
 #include "store/uploads.h"
@@ -433,7 +433,7 @@ static int load_path(struct store *s, struct path *p)
         else
             keys[orphans++] = keys[i];
     }
-    if (rc < 0 || unread < 0) /* which parts are nobody's is not known */
+    if (rc < 0 || unread < 0) /* which parts belong to no upload is not known */
         return rc < 0 ? rc : unread;
     AUTO_FREE int *codes = orphans ? calloc(orphans, sizeof(*codes)) : NULL;
     if (orphans)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* uploads.h: the uploads in parts that the store knows (uploads.c), for who makes, completes and aborts them (multipart.c). */
+/* uploads.h: the uploads in parts that the store knows (uploads.c), for the calls that make, complete and abort them (multipart.c). */
 #ifndef STORE_UPLOADS_H
 #define STORE_UPLOADS_H
 
@@ -26,7 +26,7 @@ struct upload {
 /* One of a new id; in no list yet, and not charged. NULL: no memory. */
 struct upload *store_upload_new(const char *bucket, uint32_t bucket_id, const uint8_t id[16], const void *key,
                                 size_t key_len, const void *meta, size_t meta_len);
-/* Nobody else has it, and it is in no list. */
+/* No other thread has it, and it is in no list. */
 void store_upload_free(struct store *s, struct upload *u);
 /* Its memory. LEAT_BUSY: so many are open that others would have none. */
 int store_upload_charge(struct store *s, struct upload *u, struct leat_error *err);

@@ -4,7 +4,7 @@
  *
  * Happy path: begin hands a buffer over; wait says what became of it, and the buffer is the owner's again.
  * Failure modes: a write that fails is what wait returns. No thread to be had: the put writes by itself.
- * Invariants: one buffer is under way at most; nothing else is done with the descriptor meanwhile.
+ * Invariants: one buffer is under way at most; nothing else is done with the descriptor during that.
  */
 #include "store/internal.h"
 

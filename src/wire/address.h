@@ -15,7 +15,7 @@ enum address {
 
 /* Of the letters in front of "://", in any case (RFC 3986, 3.1). Any thread. */
 enum address address_of(const char *text);
-/* Does it name something elsewhere, which a back end reads? */
+/* Does it name something remote, which a back end reads? */
 bool address_is_remote(enum address address);
 /* Is what lies below it listed there? A web server does not. */
 bool address_has_lists(enum address address);

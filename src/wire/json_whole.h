@@ -5,7 +5,7 @@
 
 #include <jansson.h>
 
-/* Compact; the caller's to free(). NULL: out of memory, or `json` is NULL. As json_dumps, which goes on where it lacks memory for a key, and
+/* Compact; the caller's to free(). NULL: out of memory, or `json` is NULL. As json_dumps, which continues where it lacks memory for a key, and
  * gives a text without it. */
 char *json_whole(const json_t *json);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ahead.h: the member headers of shards that lie elsewhere, several shards at a time. Only tar/ includes this. */
+/* ahead.h: the member headers of remote shards, several shards at a time. Only tar/ includes this. */
 #ifndef DATASET_TAR_AHEAD_H
 #define DATASET_TAR_AHEAD_H
 

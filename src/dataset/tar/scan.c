@@ -4,9 +4,9 @@
  *
  * Happy path: walk.c gives the members of a shard; consecutive members with one key are
  * a sample. All shards are scanned first; then keys are compared, and everything goes to the builder. A shard is one RAW
- * extent, the image of its file. Shards that lie elsewhere are walked by ahead.c, several at a time.
+ * extent, the image of its file. Remote shards are walked by ahead.c, several at a time.
  *
- * Keys: the same key twice in a shard is an error. When a key comes again in another shard (numbering starts anew in
+ * Keys: the same key twice in a shard is an error. When a key comes again in another shard (numbering starts again in
  * each, as many tools write it), every key of the set gets its shard's name in front: "train-003/000017".
  *
  * Failure modes: LEAT_CORRUPT names shard and offset (truncated, bad checksum); LEAT_INVALID a refused path, a suffix

@@ -149,7 +149,7 @@ static struct http_conn *detach(struct http_client *client, struct http_call *ca
             unqueue(client, call->pool, call);
         return NULL;
     }
-    /* TLS may have taken bytes of it without saying so yet: they would go out under the name of the next call. */
+    /* TLS may have taken bytes of it without reporting it yet: they would go out under the name of the next call. */
     bool unsent = conn->sending == call && conn->sent == 0 && !conn->stuck;
     bool behind = false;
     for (struct list *at = conn->sending ? conn->sending->node.next : &conn->calls; at != &conn->calls;
@@ -324,7 +324,7 @@ static void pool_dispatch(struct http_pool *pool)
         http_conn_take(conn, call);
     }
     if (pool->nconns == 0 && pool->failed_in_order >= pool->naddresses)
-        pool->failed_in_order = 0; /* those that were open have gone meanwhile: all anew */
+        pool->failed_in_order = 0; /* the open ones are gone now: all again */
     while (pool->nwaiting > pool->nconnecting && pool->nconns < client->config.connections &&
            pool_resolved(pool) && (pool->failed_in_order < pool->naddresses || pool->nconns == 0)) {
         struct leat_error err = {0};
@@ -466,7 +466,7 @@ int http_client_new(struct loop *loop, const struct http_client_config *config,
     client->kick.fire = kick;
     c->ca_file = client->ca_file = config->ca_file ? strdup(config->ca_file) : NULL;
     int rc = config->ca_file && !client->ca_file ? -ENOMEM : 0;
-    /* Authorities take 40 ms of CPU to read: not where nobody wants them. */
+    /* Authorities take 40 ms of CPU to read: not where no request needs them. */
     if (rc == 0 && config->ca_file && config->tls)
         rc = tls_context(config, &client->tls, err);
     if (rc < 0) {

@@ -81,7 +81,7 @@ struct http_client {
     SSL_CTX *tls;
     struct list pools;
     struct list flush;
-    struct list dead; /* connections that are freed when nobody is inside one any more */
+    struct list dead; /* connections that are freed when no call is inside one any more */
     struct loop_timer tick, kick;
     unsigned inside;
     bool kicked; /* calls wait, or there is new room: client_leave looks */
@@ -94,11 +94,11 @@ struct http_client {
 void call_finish(struct http_client *client, struct http_call *call, int rc, const struct leat_error *err);
 /* Back to where it waited, at the front, or over if it was tried too often or may not be repeated. */
 void call_again(struct http_pool *pool, struct http_call *call, const struct leat_error *err);
-/* No connection can be made: those who wait are told. */
+/* No connection can be made: fails the waiting requests. */
 void pool_fail(struct http_pool *pool, int rc, const struct leat_error *err);
 /*
  * One attempt to connect failed. Another address is tried when the client is left; when all were, and nothing else is open or on its way, those
- * who wait are told.
+ * waiting requests fail.
  */
 void pool_attempt_failed(struct http_pool *pool, unsigned address, int rc, const struct leat_error *err);
 /* Around everything that may call back. The last to leave gives waiting calls to connections, sends, and frees. */
@@ -120,7 +120,7 @@ void http_conn_free(struct http_conn *conn);
 /* tls.c */
 int tls_context(const struct http_client_config *config, SSL_CTX **ret_context, struct leat_error *err);
 int tls_begin(struct http_conn *conn, struct leat_error *err);
-/* 1: done; 0: goes on, *ret_events is what to wait for; negative: failed. */
+/* 1: done; 0: continues, *ret_events is what to wait for; negative: failed. */
 int tls_handshake(struct http_conn *conn, uint32_t *ret_events, struct leat_error *err);
 /* OpenSSL writes without MSG_NOSIGNAL. Around all that may write; they nest. */
 struct tls_quiet {

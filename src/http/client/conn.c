@@ -9,7 +9,7 @@
  * Failure modes: whatever breaks a connection ends the call whose answer was under way and sends those behind it to
  * wait again. A body that is shorter or longer than was said, or a head that is no HTTP, ends the connection too.
  * Invariants: `calls` are in the order of their requests; the reader is the first one's; a call leaves the list before its done() runs; a
- * connection is freed only when nobody is inside the client (client_leave).
+ * connection is freed only when no call is inside the client (client_leave).
  */
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -131,7 +131,7 @@ void http_conn_close(struct http_conn *conn, int rc, const struct leat_error *er
         conn->ncalls--;
         call_finish(client, first, rc < 0 ? rc : LEAT_PEER_GONE, err);
     } else if (first) {
-        /* Those behind it were not looked at; a connection that answers nobody ends its first. */
+        /* Those behind it were not looked at; a connection without answers ends its first. */
         first->tries++;
     }
     while (!list_empty(&conn->calls)) {
@@ -209,7 +209,7 @@ void http_conn_send(struct http_conn *conn)
         }
         if (sent < 0 && !conn->sending->repeatable && conn->sent == 0 && !conn->stuck) {
             fail(conn, sent == -EPIPE ? LEAT_PEER_GONE : (int)sent, &err);
-            return; /* nothing of it went out: it may go on another connection */
+            return; /* nothing of it went out: another connection may take it */
         }
         if (sent < 0) {
             /*

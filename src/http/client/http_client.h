@@ -10,7 +10,7 @@
  * connection may still bring its bytes takes the connection with it.
  *
  * What is not here: signatures, retries of what a server refused, redirects: backend/s3 does those. A request that met a connection
- * which its peer had closed meanwhile is sent again by itself, if it is marked as safe to repeat.
+ * which its peer had closed by then is sent again by itself, if it is marked as safe to repeat.
  */
 #ifndef HTTP_CLIENT_H
 #define HTTP_CLIENT_H
@@ -37,8 +37,8 @@ struct http_client_config {
     unsigned pipeline;    /* small calls on one connection at a time; 0: 8, 1: none */
     uint64_t connect_ns;  /* for name, connection and TLS; 0: 5 s */
     uint64_t
-        silence_ns; /* a connection that is waited for and brings nothing for so long is given up; 0: 20 s */
-    uint64_t keep_ns;    /* an unused connection is kept; 0: 15 s */
+        silence_ns;   /* a connection that is waited for and brings nothing for so long is closed; 0: 20 s */
+    uint64_t keep_ns; /* an unused connection is kept; 0: 15 s */
     const char *ca_file; /* PEM; NULL: the system's. SSL_CERT_FILE and SSL_CERT_DIR count as with OpenSSL */
     bool insecure;       /* certificates are not looked at: only ever on a user's own demand */
     bool

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* once.h: one request, waited for, on a loop and a connection of its own: for who asks seldom. */
+/* once.h: one request, waited for, on a loop and a connection of its own: for rare requests. */
 #ifndef HTTP_CLIENT_ONCE_H
 #define HTTP_CLIENT_ONCE_H
 

@@ -132,7 +132,7 @@ void tls_quiet_leave(const struct tls_quiet *q)
     sigemptyset(&pipe);
     sigaddset(&pipe, SIGPIPE);
     if (sigismember(&q->before, SIGPIPE))
-        return; /* an outer one takes it away, or whoever blocked it wants it */
+        return; /* an outer one takes it away, or the code that blocked it wants it */
     if (!q->pending)
         sigtimedwait(&pipe, NULL, &now);
     pthread_sigmask(SIG_SETMASK, &q->before, NULL);

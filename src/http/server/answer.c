@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * answer.c: what a handler says. Nothing is sent from here: pieces are noted, and the conn goes on once the handler has returned.
+ * answer.c: what a handler says. Nothing is sent from here: pieces are noted, and the conn continues once the handler has returned.
  *
  * Happy path: http_respond begins the head, the handler adds lines, http_send... ends it with what frames the body, and notes the pieces.
  * Failure modes: no memory for them, or sums that contradict what was announced, break the exchange off; a peer then sees a body that is

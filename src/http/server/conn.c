@@ -99,7 +99,7 @@ static void count_overload(struct http_reactor *reactor)
     bump(&reactor->stats.refused, 1);
 }
 
-/* Whoever does not take it is closed all the same. */
+/* A peer that does not take it is closed all the same. */
 static void say_overload(struct http_reactor *reactor, int fd)
 {
     const struct bytes_out *text = &reactor->server->overload;
@@ -272,7 +272,7 @@ static enum step request_step(struct http_server_conn *conn)
 
 static enum step linger_step(struct http_server_conn *conn)
 {
-    /* Below TLS: nobody looks at it any more. */
+    /* Below TLS: no layer reads it any more. */
     ssize_t n = recv(conn->source.fd, conn->reactor->scratch, SCRATCH, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return STEP_WAIT;

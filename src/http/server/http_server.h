@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * http_server.h: HTTP/1.1 for whoever has something to say over it. A few event-loop threads ("reactors") own the connections; each
+ * http_server.h: HTTP/1.1 for any service. A few event-loop threads ("reactors") own the connections; each
  * request is shown to one handler, which answers at once or later, from memory, from files or piece by piece.
  *
  *   head whole ─▶ handler->request(req) ─┬─ http_send...()                          answered inside: the fast path
@@ -45,7 +45,7 @@ struct http_refusal {
 
 struct http_handler {
     /*
-     * A head is whole and good. A reactor's thread; `req` lives until ops->over. Sets req->ops and req->user if it wants to hear of
+     * A head is whole and good. A reactor's thread; `req` lives until ops->over. Sets req->ops and req->user if it wants callbacks for
      * anything later. A request that is not answered inside is answered later: nothing else is needed to keep it.
      */
     void (*request)(void *user, struct http_request *req);
@@ -114,7 +114,7 @@ void http_request_peer(const struct http_request *req, struct http_peer *ret_pee
 /* --- its body ------------------------------------------------------------------------------------------------------------ */
 
 /*
- * Without either of these a body is not read; an answer given meanwhile closes the connection behind it unless what is left is short
+ * Without either of these a body is not read; an answer given before closes the connection behind it unless what is left is short
  * (drain_bytes). The first call says "100 Continue" to those who wait for it. Payload is what chunked framing carries, never the framing.
  *
  * stream: ops->data, in pieces of up to 64 KiB, as they come: who may have to hold the peer up gives a buffer at a time instead.
@@ -128,7 +128,7 @@ void http_body_into(struct http_request *req, void *buf, size_t len);
 
 /*
  * Begins it: the caller puts header lines (http_put_header) into what is returned, then sends. Date, Server, Content-Length,
- * Transfer-Encoding, Connection and Keep-Alive are the server's own. Called again before sending, it begins anew.
+ * Transfer-Encoding, Connection and Keep-Alive are the server's own. Called again before sending, it begins again.
  */
 struct bytes_out *http_respond(struct http_request *req, unsigned status);
 
@@ -191,7 +191,7 @@ struct http_server_config {
     unsigned connections_max;         /* [65536] past it: 503, closed */
     unsigned retry_after_s;           /* of a 503 [2] */
     uint64_t memory_bytes;            /* of all connections, heads, answers [256 MiB] */
-    uint64_t drain_bytes; /* of a body nobody wants are read and dropped, to keep a connection [256 KiB] */
+    uint64_t drain_bytes; /* of an unwanted body are read and dropped, to keep a connection [256 KiB] */
     uint64_t head_ns;     /* for a whole head, and for a handshake [20 s] */
     uint64_t idle_ns;     /* between requests [75 s] */
     uint64_t slow_ns;     /* in so long ... [30 s] */
@@ -207,15 +207,15 @@ int http_server_new(const struct http_server_config *config, struct http_server 
                     struct leat_error *err);
 /* Address i as it came out: with its port. Valid as long as the server. */
 const char *http_server_address(const struct http_server *server, unsigned i);
-/* Reads certificate and key anew; connections made from now on get them. On failure the old ones stay. Any thread. */
+/* Reads certificate and key again; connections made from now on get them. On failure the old ones stay. Any thread. */
 int http_server_reload_tls(struct http_server *server, struct leat_error *err);
 /*
  * No new connections: listening sockets are closed at once, and who had connected before is heard out. Idle ones close; those with a request get
- * grace_ns to end it, and are told that the connection closes; the rest is broken off. Returns when no connection is left; messages
+ * grace_ns to end it, and learn that the connection closes; the rest is broken off. Returns when no connection is left; messages
  * still arrive. Not from a reactor's thread.
  */
 void http_server_stop(struct http_server *server, uint64_t grace_ns);
-/* It was told to stop: not ready any more. Any thread. */
+/* It is stopping: not ready any more. Any thread. */
 bool http_server_stopping(const struct http_server *server);
 /* Stops with no grace if that was not done. Workers who post must have ended (http_workers_free) between stop and free. NULL is fine. */
 void http_server_free(struct http_server *server);

@@ -291,7 +291,7 @@ enum step input_body(struct http_server_conn *conn)
     return conn->ex->mode == BODY_INTO ? into_step(conn) : stream_step(conn);
 }
 
-/* What nobody wants of a body, so that the next request can be read. */
+/* The unwanted rest of a body, so that the next request can be read. */
 enum step input_drain(struct http_server_conn *conn)
 {
     const char *data;

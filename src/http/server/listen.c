@@ -25,7 +25,7 @@ void http_address_text(const struct sockaddr_storage *addr, char *out, size_t ca
     }
 }
 
-/* A socket file that nobody listens at any more is in the way of a new one; one that somebody does is his. */
+/* A socket file without a listener is in the way of a new one; one with a listener belongs to that process. */
 static int remove_stale(const char *path, const struct sockaddr_un *addr, struct leat_error *err)
 {
     struct stat st;
@@ -79,7 +79,7 @@ static const char *split(const char *address, char *out, size_t cap)
         host++;
         end--;
     } else if (memchr(address, ':', (size_t)(colon - address))) {
-        return NULL; /* an IPv6 address without brackets: its end cannot be told from a port */
+        return NULL; /* an IPv6 address without brackets: its end looks like a port */
     }
     if ((size_t)(end - host) >= cap)
         return NULL;

@@ -2,9 +2,9 @@
 /*
  * reactor.c: a thread, its loop, and what it owns: connections, exchanges, the table by which other threads name requests.
  *
- * Happy path of a turn: sockets that are ready, then messages, then links that can go on without waiting; a tick now and then for deadlines.
- * All reactors wait on the same listening sockets; whoever accepts gives the connection to the reactor that has the fewest.
- * Failure modes: no descriptor left: one that is kept for it is given up to take and close what waits; where that is gone as well, the reactor does not
+ * Happy path of a turn: sockets that are ready, then messages, then links that can continue without waiting; a tick now and then for deadlines.
+ * All reactors wait on the same listening sockets; the one that accepts gives the connection to the reactor that has the fewest.
+ * Failure modes: no descriptor left: one that is kept for it is released to take and close what waits; where that is gone as well, the reactor does not
  * listen until its next tick, rather than spin.
  * Invariants: a ref names slot and generation; a slot's generation changes when its request is over, so an old ref finds nothing.
  */
@@ -233,7 +233,7 @@ static void run_ready(struct http_reactor *reactor)
     struct list now;
     if (list_empty(&reactor->ready))
         return;
-    /* Those that become ready meanwhile wait for the next turn. */
+    /* Those that become ready during it wait for the next turn. */
     list_init(&now);
     now.next = reactor->ready.next;
     now.prev = reactor->ready.prev;
@@ -272,7 +272,7 @@ static bool no_descriptor(struct http_reactor *reactor, int listen_fd)
     return !again;
 }
 
-/* What waits cannot be taken, and epoll would tell of it again and again, at the cost of all of a core: nothing is heard of it until the next tick. */
+/* What waits cannot be taken, and epoll would report it again and again, at the cost of a whole core: it is not watched until the next tick. */
 static void rest(struct reactor_listener *l)
 {
     loop_remove(&l->source);
@@ -450,7 +450,7 @@ static void *reactor_main(void *arg)
     if (rc < 0) {
         log_error("http: one of %u threads has closed its connections and takes no more, as it cannot wait "
                   "for them: %s; "
-                  "start the server anew",
+                  "start the server again",
                   reactor->server->nreactors, strerror(-rc));
         go_without_loop(reactor);
     }

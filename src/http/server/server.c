@@ -4,7 +4,7 @@
  *
  * Happy path: addresses are opened, the TLS context is made, reactors are started. stop: listening sockets are closed, then the rest has its grace, then
  * it is broken off; free: reactors run the messages that are left, and end.
- * Invariants: reactors outlive every connection; listening sockets are closed only after each reactor has let go of them.
+ * Invariants: reactors outlive every connection; listening sockets are closed only after each reactor has released them.
  */
 #include "http/server/server_internal.h"
 
@@ -174,7 +174,7 @@ static void wait_for(struct http_server *server, int level, bool empty, uint64_t
     pthread_mutex_unlock(&server->stop_lock);
 }
 
-/* Once no reactor waits on them: whoever connects from now on is refused by the kernel, and tries elsewhere. */
+/* Once no reactor waits on them: the kernel refuses later connections, and clients try another address. */
 static void close_listeners(struct http_server *server)
 {
     for (unsigned i = 0; i < server->nlisteners; i++)

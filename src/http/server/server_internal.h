@@ -36,7 +36,7 @@ enum sconn_state { SCONN_HANDSHAKE, SCONN_IDLE, SCONN_HEAD, SCONN_REQUEST, SCONN
 /* One connection. While it is idle this is all there is to it (with TLS: and OpenSSL's own, without its buffers). */
 struct http_server_conn {
     struct list node;       /* reactor.idle or reactor.active, by its state */
-    struct list ready_node; /* reactor.ready: it can go on without waiting for its socket */
+    struct list ready_node; /* reactor.ready: it can continue without waiting for its socket */
     struct loop_source source;
     struct http_reactor *reactor;
     struct exchange *ex; /* NULL while idle */
@@ -188,7 +188,7 @@ void reactor_ready(struct http_server_conn *conn);
 struct exchange *exchange_take(struct http_reactor *reactor, struct http_server_conn *conn);
 void exchange_give(struct http_reactor *reactor, struct exchange *ex);
 bool exchange_grow(struct http_server *server, struct exchange *ex, size_t cap);
-/* Whoever holds a ref of it holds one of nothing from now on. */
+/* References to it find nothing from now on. */
 void exchange_forget(struct http_reactor *reactor, struct exchange *ex);
 struct http_request *reactor_find(struct http_ref ref);
 const char *reactor_date(struct http_reactor *reactor);
@@ -203,7 +203,7 @@ void sconn_tick(struct http_server_conn *conn, uint64_t now);
 void sconn_refuse(struct http_server_conn *conn, unsigned status, const char *message);
 /* A call by the handler has changed what is to be done. */
 void exchange_wake(struct exchange *ex);
-/* over(rc), and nobody refers to it any more. */
+/* over(rc), and no reference finds it any more. */
 void exchange_over(struct exchange *ex, int rc);
 
 /* input.c */
@@ -228,7 +228,7 @@ void put_status(struct bytes_out *out, unsigned status, const char *date, const 
 int server_tls_context(const char *cert_file, const char *key_file, SSL_CTX **ret_context,
                        struct leat_error *err);
 int sconn_tls_begin(struct http_server_conn *conn);
-/* 1: done; 0: goes on; negative: failed. */
+/* 1: done; 0: continues; negative: failed. */
 int sconn_tls_handshake(struct http_server_conn *conn);
 ssize_t sconn_tls_read(struct http_server_conn *conn, void *buf, size_t len);
 ssize_t sconn_tls_write(struct http_server_conn *conn, const void *buf, size_t len);

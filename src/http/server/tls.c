@@ -5,7 +5,7 @@
  * machines' kernels has that module.
  *
  * Failure modes: a peer that speaks something else, or stops in the middle, is one failed handshake; what OpenSSL says of it is logged for
- * whoever asks for debugging, since any stranger can cause it. A certificate that cannot be read on reload leaves the old one.
+ * debugging only, since any client can cause it. A certificate that cannot be read on reload leaves the old one.
  */
 #include "http/server/server_internal.h"
 

@@ -4,9 +4,9 @@
  * connections of the reactor.
  *
  * Happy path: one preadv2(RWF_NOWAIT) of the last byte of the next megabyte says that it is there. Where it is not, a worker reads it
- * ahead and waits for it; then the conn goes on.
+ * ahead and waits for it; then the conn continues.
  * Failure modes: no worker is free, or the file system does not know RWF_NOWAIT: the reactor reads, as it would have without this. A
- * request that ends meanwhile leaves the worker a descriptor of its own, so that it never reads somebody else's.
+ * request that ends during it leaves the worker a descriptor of its own, so that it never reads another request's.
  */
 #include "http/server/server_internal.h"
 
@@ -29,7 +29,7 @@ static void run(struct http_work *work)
     readahead(w->fd, (off64_t)w->at, w->bytes);
     for (uint64_t done = 0; done < w->bytes; done += 64 * KIB) {
         ssize_t n = pread(w->fd, &byte, 1, (off_t)(w->at + done));
-        (void)n; /* whoever sends it meets the error */
+        (void)n; /* the thread that sends it meets the error */
     }
     ssize_t n = pread(w->fd, &byte, 1, (off_t)(w->at + w->bytes - 1));
     (void)n;

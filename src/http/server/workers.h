@@ -5,7 +5,7 @@
  *   reactor: http_work_start ──▶ a worker: run(work) ──▶ the request's reactor: done(work, req)
  *
  * Two priorities: what is short does not wait behind what is long, because long work may hold all workers but a quarter (one at least).
- * What waits for somebody else (a remote) names him, and shares the threads with what waits for others as fairq.h has it.
+ * Work that waits for a remote names it, and shares the threads with what waits for others as fairq.h has it.
  * Queues are bounded: -EAGAIN is the time to say 503.
  */
 #ifndef HTTP_SERVER_WORKERS_H
@@ -21,9 +21,9 @@ enum http_priority { HTTP_PRIORITY_SHORT, HTTP_PRIORITY_LONG, HTTP_PRIORITIES };
 /* Embedded in the caller's own state; memory is the caller's until done. */
 struct http_work {
     void (*run)(struct http_work *work); /* a worker's thread; knows of no request */
-    /* The reactor's thread, exactly once; req: NULL when it is over meanwhile. Not run at all where `cancelled`. Frees. */
+    /* The reactor's thread, exactly once; req: NULL when it is over by then. Not run at all where `cancelled`. Frees. */
     void (*done)(struct http_work *work, struct http_request *req);
-    uint64_t party; /* whom it waits for; 0: nobody, and its priority counts */
+    uint64_t party; /* the remote that it waits for; 0: none, and its priority counts */
     bool cancelled; /* the workers ended before it was run */
 
     struct http_message message; /* private from here on */

@@ -41,8 +41,8 @@ enum tar_step { TAR_MORE, TAR_MEMBER, TAR_END };
 
 void tar_parser_init(struct tar_parser *p);
 /*
- * Give the `want` bytes at `offset` (fewer only at the archive's end). Returns TAR_MORE (go on), TAR_MEMBER
- * (*ret_member is filled; go on after it), TAR_END (end mark, or end of the file at a member boundary: both are
+ * Give the `want` bytes at `offset` (fewer only at the archive's end). Returns TAR_MORE (continue), TAR_MEMBER
+ * (*ret_member is filled; continue after it), TAR_END (end mark, or end of the file at a member boundary: both are
  * accepted), or LEAT_CORRUPT (bad checksum, size overflow, truncated), LEAT_INVALID (a path that is refused).
  * It sees no payload: that data_offset + bytes lies within the file is the caller's to check.
  */

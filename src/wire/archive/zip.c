@@ -130,7 +130,7 @@ static int feed_tail(struct zip_parser *p, const uint8_t *tail, size_t len, stru
     int rc = read_end64(tail, at, p->offset, &d, err);
     if (rc < 0)
         return rc;
-    /* What stands in front of the archive moved all of its offsets. */
+    /* Bytes before the archive moved all of its offsets. */
     if (d.bytes > d.end || d.offset > d.end - d.bytes)
         return corrupt(d.end, err, "a ZIP directory that does not lie in front of its end");
     p->base = d.end - d.bytes - d.offset;

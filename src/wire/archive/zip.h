@@ -51,7 +51,7 @@ enum zip_step { ZIP_MORE, ZIP_MEMBER, ZIP_END };
 /* LEAT_CORRUPT: a file of so many bytes is none. */
 int zip_parser_init(struct zip_parser *p, uint64_t file_bytes, struct leat_error *err);
 /*
- * Give exactly the `want` bytes at `offset`. Returns ZIP_MORE, ZIP_MEMBER (*ret_member is filled; go on after it), ZIP_END, or
+ * Give exactly the `want` bytes at `offset`. Returns ZIP_MORE, ZIP_MEMBER (*ret_member is filled; continue after it), ZIP_END, or
  * LEAT_CORRUPT, LEAT_INVALID (a path that is refused), LEAT_UNSUPPORTED (several disks).
  */
 int zip_parser_feed(struct zip_parser *p, const void *buf, size_t len, struct zip_member *ret_member,
@@ -71,7 +71,7 @@ struct zip_stream;
 int zip_stream_new(const struct zip_member *m, struct zip_stream **ret_stream);
 void zip_stream_free(struct zip_stream *s); /* NULL is fine */
 /*
- * Takes up to in_len stored bytes, gives up to cap of the payload. 0: go on, with more room or with more input (*ret_used tells); 1: all of
+ * Takes up to in_len stored bytes, gives up to cap of the payload. 0: continue, with more room or with more input (see *ret_used); 1: all of
  * the payload is out and it is right. LEAT_CORRUPT: it is not what its directory says. Something is used or made by each call that is
  * given input and room; no input at all when all stored bytes were given: 1 or LEAT_CORRUPT follow.
  */

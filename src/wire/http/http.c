@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Happy path: llhttp calls back with spans of the caller's buffer, which are kept as offsets (a span that was cut by the end of
- * what had arrived goes on where it stopped, as the buffer is one piece); it pauses behind the head. A chunked body is run
+ * what had arrived continues where it stopped, as the buffer is one piece); it pauses behind the head. A chunked body is run
  * through it as well; one of known length never is.
  *
- * Invariants: parsing never begins anew, so a head that comes byte by byte costs its length; nothing of a message is believed before
+ * Invariants: parsing never begins again, so a head that comes byte by byte costs its length; nothing of a message is believed before
  * its head is whole.
  */
 #include "wire/http/http.h"

@@ -25,7 +25,7 @@ struct http_conditions {
     struct http_text if_match, if_none_match, if_modified_since,
         if_unmodified_since; /* data NULL: not given */
 };
-/* 0: go on; 304; 412. In the order of RFC 9110, 13.2.2. reads: GET and HEAD. */
+/* 0: continue; 304; 412. In the order of RFC 9110, 13.2.2. reads: GET and HEAD. */
 unsigned http_conditions_check(const struct http_conditions *c, const char *etag, int64_t modified,
                                bool reads);
 

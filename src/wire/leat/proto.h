@@ -85,7 +85,7 @@ enum proto_type {
     PROTO_WRITE = 49,     /* proto_write × proto_range; payload: their bytes -> empty. PUSHED sets only; the daemon checksums what arrives */
     PROTO_RDMA_CONNECT = 50, /* u32 n<=16, n × u64 secret of a rail of the client -> u32 rails, rails × {u32 incarnation, str address; 0 and "": closed}.
                                 A connection to one of them that shows one of the secrets is accepted while this one lives, and the rail is of
-                                the incarnation that was told last: asked for again after a connection broke */
+                                the incarnation that was sent last: requested again after a connection broke */
     PROTO_RDMA_VIEW = 52, /* u32 id<PROTO_VIEWS_MAX, u64 address, u64 bytes, u32 rails of the client, rails × {u32 length, packed key} -> empty */
     PROTO_RDMA_PUT = 53, /* proto_puts × proto_put_range -> empty, once the bytes are there */
     PROTO_RDMA_KEYS = 51, /* proto_keys × proto_gid -> u32 n, n × {proto_key, u64 address, u64 bytes, u32 rails, rails × {u32 incarnation,

@@ -62,7 +62,7 @@ void aws_chunked_fini(struct aws_chunked *c);
  */
 int aws_chunked_feed(struct aws_chunked *c, const void *data, size_t len,
                      int (*sink)(void *user, const void *data, size_t len), void *user);
-/* The body has ended. Codes as above; LEAT_INVALID: fewer bytes than were told. */
+/* The body has ended. Codes as above; LEAT_INVALID: fewer bytes than announced. */
 int aws_chunked_end(struct aws_chunked *c);
 /* A trailer's value after aws_chunked_end, spaces around left out. name: in lower case. False: none. */
 bool aws_chunked_trailer(const struct aws_chunked *c, const char *name, const char **ret_value,

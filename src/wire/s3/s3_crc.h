@@ -24,7 +24,7 @@ const char *s3_crc_header(enum s3_crc_kind kind);
 /* What an answer says of all of the object: the kind that is cheapest to compare. A checksum of parts ("...-5") is none. */
 struct s3_crc s3_crc_of(const struct http_reader *reader, const char *buf);
 
-/* `crc` goes on with these bytes; 0 is a fresh one. Of S3_CRC_NONE it is 0. */
+/* `crc` continues with these bytes; 0 is a fresh one. Of S3_CRC_NONE it is 0. */
 uint64_t s3_crc_add(enum s3_crc_kind kind, uint64_t crc, const void *data, size_t bytes);
 /* Of a‖b, from those of a and of b, and b's length; no byte is touched. */
 uint64_t s3_crc_join(enum s3_crc_kind kind, uint64_t a, uint64_t b, uint64_t bytes_b);

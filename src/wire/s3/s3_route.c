@@ -5,7 +5,7 @@
  * Happy path: the target's query is cut at "&", each side of "=" unescaped into one buffer; the path is unescaped into bucket and key; the method and the
  * first sub-resource of the query find the operation.
  * Failure modes: a broken escape, a NUL, bytes that are no UTF-8, and what does not fit are codes, with what was understood so far.
- * Invariants: a key is bytes, nothing more: "..", "//" and a leading "/" are part of it, and nobody here makes a path of it. "+" is a plus in a
+ * Invariants: a key is bytes, nothing more: "..", "//" and a leading "/" are part of it, and no code here makes a path of it. "+" is a plus in a
  * path, and a space in a query.
  */
 #include "base/utf8.h"
@@ -268,7 +268,7 @@ static bool has(const struct s3_call *call, const char *name)
 /* --- which operation ------------------------------------------------------------------------------------------------------ */
 
 /*
- * A sub-resource that we have never heard of, or not with this method: "?name" of a request that changes something. To do what is done without it
+ * A sub-resource that is unknown, or not with this method: "?name" of a request that changes something. To do what is done without it
  * would be another thing: neither DELETE /bucket?newSetting nor DELETE /bucket?uploads takes a bucket away.
  */
 static bool unknown_subresource(const struct s3_call *call, bool post)

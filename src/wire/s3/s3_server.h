@@ -70,7 +70,7 @@ enum s3_code {
     S3_NOT_IMPLEMENTED,
     S3_NOT_MODIFIED,
     S3_PRECONDITION_FAILED,
-    S3_REMOTE_REFUSED, /* these two are not S3's: of a bucket that stands in front of another */
+    S3_REMOTE_REFUSED, /* these two are not S3's: of a bucket with a remote */
     S3_REMOTE_TIMEOUT,
     S3_REQUEST_TIMEOUT,
     S3_SIGNATURE_MISMATCH,
@@ -121,7 +121,7 @@ struct s3_param {
     uint16_t name_at, name_len, value_at, value_len; /* in s3_call.text, each with a NUL behind it */
 };
 
-/* Not zeroed whole: what is valid is told by the counts. */
+/* Not zeroed whole: the counts show what is valid. */
 struct s3_call {
     enum s3_op op;
     enum s3_code code;   /* of S3_OP_NONE and S3_OP_DEFAULT_READ */

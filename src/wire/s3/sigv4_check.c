@@ -4,7 +4,7 @@
  * of a presigned URL) into a claim; later put the canonical request together from the head and compare.
  * Failure modes: each has its code of S3, so that a client says what is wrong: a clock, a region, a key, an expired link.
  * Invariants: the comparison takes the same time wherever the difference is; a header that counts (host, x-amz-*, x-leat-*) is signed or the request is
- * refused, so that nobody on the way adds one.
+ * refused, so that no proxy on the way adds one.
  */
 #include "wire/s3/sigv4_check.h"
 
@@ -12,7 +12,7 @@
 #include <strings.h>
 
 #define ALGORITHM "AWS4-HMAC-SHA256"
-/* For clients that sign by Version 2, as boto3 and awscli make links unless they are told otherwise. */
+/* For clients that sign by Version 2, as boto3 and awscli make links by default. */
 #define USE_V4                                                                                               \
     "Signature Version 2 is not supported. Please use " ALGORITHM                                            \
     ": Config(signature_version='s3v4') of boto3, aws configure set default.s3.signature_version s3v4, "     \

@@ -37,7 +37,7 @@ struct sigv4_claim {
     char date[9], when[SIGV4_TIME];
     char signature[SIGV4_SIGNATURE];
     char payload[SIGV4_SIGNATURE]; /* as it enters the signature */
-    struct http_text token;        /* x-amz-security-token; of temporary keys, which we give nobody */
+    struct http_text token;        /* x-amz-security-token; of temporary keys, which we never issue */
     char names[2048];              /* signed headers, as they came: "host;x-amz-date" */
     char why[256];                 /* a sentence for the refused client; "" */
 };
