@@ -314,7 +314,7 @@ def test_chunks_and_trailers_where_a_length_was_promised(s3, tmp_path):
     get(s3, "small", tmp_path, SMALL)
     (tmp_path / "out").unlink()
     for raw, why in ((chunked(SMALL, etag, b"Content-Length: %d" % len(SMALL)), "Content-Length"), (chunked(SMALL + b"x", etag), "requested"),
-                     (chunked(SMALL[:-1], etag), "69999 bytes came"), (chunked(SMALL, etag)[:-9], "closed")):
+                     (chunked(SMALL[:-1], etag), "69999 bytes received"), (chunked(SMALL, etag)[:-9], "closed")):
         s3.rules.clear()
         s3.fail(method="GET", key="small", raw=raw, times=-1)
         err = leat(s3, "cp", "s3://data/small", tmp_path / "out", "--timeout", "1", check=None).stderr.decode()

@@ -352,7 +352,7 @@ def test_a_document_unlike_the_first(tmp_path, third, said):
 
 
 def test_what_is_refused(sounds, tmp_path):
-    for options, said in (({"rows": "<i4"}, "go with a window"), ({"window": 5, "rows": ROWS, "short": "cut"}, "'drop' or 'pad'"),
+    for options, said in (({"rows": "<i4"}, "need a window"), ({"window": 5, "rows": ROWS, "short": "cut"}, "'drop' or 'pad'"),
                           ({"window": 5, "short": "pad"}, "with rows="), ({"window": 0, "rows": ROWS}, "at least 1"),
                           ({"window": 101, "rows": ROWS}, "longest of 8 has 100 rows"), ({"window": 5, "rows": "no dtype"}, "a dtype"),
                           ({"window": 5, "rows": ("<i4", (0,))}, "at least one"), ({"window": 5, "rows": "O"}, "of numbers"),

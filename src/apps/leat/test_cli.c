@@ -230,7 +230,7 @@ static void test_top(void **state)
     fclose(out);
     assert_non_null(strstr(text, "leatd 1         up 1:01, 3 processes\n"));
     assert_non_null(strstr(text, "] 1.0 MiB of 4.0 MiB"));
-    assert_non_null(strstr(text, "disks 4.5 MiB/s, elsewhere -/s; nodes: sent -/s"));
+    assert_non_null(strstr(text, "disks 4.5 MiB/s, remote -/s; nodes: sent -/s"));
     assert_non_null(
         strstr(text, "run: a?[31m/v..no/room/x.npy     1/4      7 [##--------]  25%         12.5"));
     assert_non_null(strstr(text, "1.0 MiB/s     1:00    25%  fetch-bound, 0:30 ago\n"));
