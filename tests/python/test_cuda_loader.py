@@ -285,7 +285,7 @@ for i in range(3):
     it = iter(loader)
     next(it)
     fake.fakecuda_freeze(1)
-    loader._timeout = 0.05
+    loader._config.timeout = 0.05
     assert "within 0.05 s" in fails(lambda: [None for batch in it], leat.TimedOut)
     del it, loader
     gc.collect()

@@ -151,7 +151,7 @@ LATE = """
     def main():
         with leat.open({"x": path}) as ws, leat.Loader(ws, 5, seed=7, shuffle=False, transform=transform, num_workers=2, workers=workers) as loader:
             print("numbers", *(number for batch in loader for number in batch["torch"].tolist()))
-            assert workers != "thread" or loader._engine.in_step == (what == "draws")
+            assert workers != "thread" or loader._config.engine.in_step == (what == "draws")
         if workers == "thread":
             import torch
             assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(torch.initial_seed()).get_state())

@@ -525,7 +525,7 @@ if __name__ == "__main__":
     loader = leat.Loader(ws, 10, transform=slow, workers=sys.argv[2], num_workers=2, shuffle=False)
     try:
         for batch in loader:
-            print(*(loader._engine.pids if loader._engine.reads else ()), flush=True)
+            print(*(loader._config.engine.pids if loader._config.engine.reads else ()), flush=True)
             time.sleep(0.1)
     except KeyboardInterrupt:
         print("interrupted", loader.state_dict()["samples"], flush=True)

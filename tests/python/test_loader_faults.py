@@ -237,7 +237,7 @@ def test_a_worker_is_killed_from_outside(numbers, how):
     loader = leat.Loader(numbers, 10, transform=keep, shuffle=False, workers=how, num_workers=2)
     iterator = iter(loader)
     next(iterator)
-    os.kill(loader._engine.pids[1], signal.SIGKILL)
+    os.kill(loader._config.engine.pids[1], signal.SIGKILL)
     with pytest.raises(leat.WorkerDied, match="SIGKILL"):
         for batch in iterator:
             done = batch.ids[-1] + 1
@@ -438,7 +438,7 @@ if __name__ == "__main__":
     loader = leat.Loader(ws, 10, shuffle=False, **more)
     for step, batch in enumerate(loader):
         if step == 1:
-            print(*(loader._engine.pids if how not in ("plain", "thread") else ()), flush=True)
+            print(*(loader._config.engine.pids if how not in ("plain", "thread") else ()), flush=True)
             if end == "error":
                 raise LookupError("in the loop")
             if end == "exit":

@@ -514,7 +514,7 @@ def test_workers_take_time_to_start(numbers, monkeypatch):
 
     reader = leat._loader.source.SetSource.reader
     loader = leat.Loader(numbers, 2, transform=keep, workers="fork", timeout=2)
-    loader._work.learn({"x": np.zeros(3, np.int64)})
+    loader._config.work.learn({"x": np.zeros(3, np.int64)})
     monkeypatch.setattr(leat._loader.source.SetSource, "reader", late)
     assert len(ids(loader)) == N // 2
 

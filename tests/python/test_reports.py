@@ -56,8 +56,8 @@ def test_a_loader_is_seen_as_far_as_it_is(numbers, often):
 def test_about_once_a_second(numbers):
     told = []
     with leat.Loader(numbers, 8) as loader:
-        real = loader._reporter.tell
-        loader._reporter.tell = lambda *args: told.append(1) or real(*args)
+        real = loader._config.reporter.tell
+        loader._config.reporter.tell = lambda *args: told.append(1) or real(*args)
         start = time.perf_counter()
         for _ in range(30):
             for _ in loader:
@@ -133,6 +133,6 @@ def test_a_daemon_that_does_not_read_holds_nobody_up(numbers):
 
 def test_a_report_fails_no_loop(numbers, often, monkeypatch):
     loader = leat.Loader(numbers, 8)
-    monkeypatch.setattr(loader._reporter, "_tell", lambda *args: (_ for _ in ()).throw(leat.PeerGone("gone")))
+    monkeypatch.setattr(loader._config.reporter, "_tell", lambda *args: (_ for _ in ()).throw(leat.PeerGone("gone")))
     assert sum(len(batch) for batch in loader) == 256
     loader.close()

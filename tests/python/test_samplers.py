@@ -82,7 +82,7 @@ def test_ranks_that_overlap(numbers, which, caplog):
                 "weighted": {"sampler": leat.WeightedSampler(np.ones(N), seed=rank)}, "epochs": {}}[which]
         ws = leat.open({"x": numbers.uri.partition("=")[2]})
         loader = leat.Loader(ws, 2, rank=rank, world_size=2, **more)
-        loader._reporter._number = 77  # as in a process of its own
+        loader._config.reporter._number = 77  # as in a process of its own
         if which == "epochs":
             loader.set_epoch(rank)
         made.append(loader)

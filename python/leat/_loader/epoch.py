@@ -27,7 +27,7 @@ from .. import _leat
 from .._base.errors import BadSample, Busy, Corrupt, Denied, Error, NoSpace, NotFound, PeerGone, Stale, TimedOut, WorkerDied, let_go
 from .._sets import plan
 from .._sets.batch import Array, dense_arrays
-from .._sets.plan import ID_BITS, ID_MASK
+from .._sets.plan import ID_BITS, ID_MASK, Steps
 from . import device, workers
 from .generators import States, seed_for
 from .nested import as_bfloat16, build, each
@@ -36,7 +36,7 @@ from .source import RawIter
 from .weighted import hashes
 
 if TYPE_CHECKING:
-    from .loader import Loader
+    from .config import Config
 
 _log = logging.getLogger("leat")
 
@@ -49,14 +49,14 @@ NOT_OF_A_SAMPLE = (Busy, Denied, NoSpace, PeerGone, Stale, TimedOut, WorkerDied)
 class Epoch(_leat.FastIter, Iterator[Any]):
     """One pass, from a position to the end of the epoch. Steps that are plain go by the FastIter and no Python; `_step` does the others."""
 
-    def __init__(self, loader: Loader, start: int) -> None:
-        self._loader, self._source, self._first = loader, loader._source, start
-        self._steps = loader._steps(start)
-        self._epoch = loader._epoch  # the loader's is that of the next pass, once somebody sets it
+    def __init__(self, config: Config, steps: Steps, start: int, owner: object) -> None:
+        self._owner = owner  # lives as long as its pass: it closes what they share
+        self._config, self._source, self._steps, self._first = config, config.source, steps, start
+        self._epoch = config.course.epoch  # the loader's is that of the next pass, once somebody sets it
         self._iter: RawIter | None = None
         self._closed = self._finished = False
         self.replaced = False  # by another pass of the loader
-        self._generation = loader._generation
+        self._generation = config.generation
         self._asked = 0  # steps given to the source
         self._done = 0  # steps handed out
         self._errors = 0
@@ -64,10 +64,10 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         self._jobs: collections.deque[tuple[workers.Job, int]] = collections.deque()
         self._met: BaseException | None = None  # by work ahead: raised when it is that step's turn
         self._window = self._window_end = 0  # steps that the iterator was opened with, and the one behind them
-        length = self._steps.plan.length
+        length = steps.plan.length
         if not start and length and not self._has(0):
-            _log.warning("no batches: an epoch of %d samples has not one step of %d; drop_last=False fills it up", length, loader.global_batch)
-        loader._reporter.begin(self._steps)
+            _log.warning("no batches: an epoch of %d samples has not one step of %d; drop_last=False fills it up", length, config.global_batch)
+        config.reporter.begin(steps)
 
     def _has(self, step: int) -> bool:
         return step < self._steps.count(step)
@@ -75,7 +75,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
     def _tags(self, step: int, count: int) -> Array:
         """What stands above the numbers of samples that workers prepare: a sample that a sampler draws twice in an epoch is to get other random numbers
         the second time. 20 bits that follow from the position in the epoch alone; none in an order of our own, which has its samples once."""
-        if self._loader._given is None:
+        if not self._config.sampled:
             return np.zeros(count, np.uint64)
         first = self._steps.position(step)
         return hashes(0, np.arange(first, first + count)) >> np.uint64(ID_BITS) << np.uint64(ID_BITS)
@@ -83,16 +83,16 @@ class Epoch(_leat.FastIter, Iterator[Any]):
     # --- raw batches ---
 
     def _open(self, step: int) -> RawIter:
-        loader, source = self._loader, self._source
-        whole = source.iterate(self._steps.plan, loader._seed, self._epoch, loader._block, 0, loader._group, loader._groups,
-                               self._first + step * loader.global_batch, 0 if loader.drop_last else 2, loader.prefetch)
+        config, source = self._config, self._source
+        whole = source.iterate(self._steps.plan, config.seed, self._epoch, config.block, 0, config.group, config.groups,
+                               self._first + step * config.global_batch, 0 if config.drop_last else 2, config.prefetch)
         if whole is not None:
             self._window_end = _ENDLESS
             return whole
-        self._window = source.ahead(self._window, loader.global_batch)
+        self._window = source.ahead(self._window, config.global_batch)
         most = step + self._window
         self._window_end = min(most, self._steps.count(most - 1))
-        return source.open([self._steps.ids(s) for s in range(step, self._window_end)], loader.prefetch, loader._block)
+        return source.open([self._steps.ids(s) for s in range(step, self._window_end)], config.prefetch, config.block)
 
     def _end_iter(self) -> None:
         if self._iter is not None:
@@ -104,7 +104,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             self._end_iter()
         if self._iter is None:
             self._iter = self._open(step)
-        loader, source = self._loader, self._source
+        config, source = self._config, self._source
         try:
             batch = source.batch(self._iter.next(timeout_ns))
         except (Corrupt, NotFound) as error:
@@ -113,17 +113,17 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         except Busy as error:
             if timeout_ns == 1:
                 raise
-            raise Busy(f"{error}, copy what is to be kept, or give the loader a larger prefetch= than {loader.prefetch}", code="busy") from None
-        if loader._prepares:
+            raise Busy(f"{error}, copy what is to be kept, or give the loader a larger prefetch= than {config.prefetch}", code="busy") from None
+        if config.prepares:
             return batch
-        if loader._memory[0] == device.PINNED:
-            loader._delivery.bytes += batch.nbytes
+        if config.memory[0] == device.PINNED:
+            config.delivery.bytes += batch.nbytes
         if step >= self._steps.whole:
             return self._dress(batch, step)
         batch._valid = self._steps.all_valid
-        if loader._memory[0] == device.HOST and isinstance(self._iter, _leat.Iter):
-            self.arm(self._iter, LoadedBatch, source.named, loader.ws, self._steps.all_valid, dense_arrays(source.named, loader.batch_size),
-                     self._steps.whole - step - 1, loader._timeout_ns)
+        if config.memory[0] == device.HOST and isinstance(self._iter, _leat.Iter):
+            self.arm(self._iter, LoadedBatch, source.named, config.source.ws, self._steps.all_valid, dense_arrays(source.named, config.batch_size),
+                     self._steps.whole - step - 1, config.timeout_ns)
         return batch
 
     def _dress(self, batch: LoadedBatch, step: int) -> LoadedBatch:
@@ -148,8 +148,8 @@ class Epoch(_leat.FastIter, Iterator[Any]):
                     ids[i] = self._substitute(step, i, attempt)
         if not found:
             raise error
-        batch = source.read(ids, self._loader._timeout_ns)
-        return batch if self._loader._prepares else self._dress(batch, step)
+        batch = source.read(ids, self._config.timeout_ns)
+        return batch if self._config.prepares else self._dress(batch, step)
 
     # --- bad samples ---
 
@@ -157,30 +157,30 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         """The attempt-th stand-in of a place: another position of the epoch, the same on any number of ranks."""
         n = self._steps.plan.stand_ins
         here = self._steps.position(step) + i
-        stride = (self._loader._seed * 0x9E3779B97F4A7C15 + n // 3) % n | 1
+        stride = (self._config.seed * 0x9E3779B97F4A7C15 + n // 3) % n | 1
         while math.gcd(stride, n) != 1:
             stride += 2
         return self._steps.plan.at((here + attempt * stride) % n)
 
     def _ceiling(self, step: int) -> int:
         """Bad samples that are replaced: of an epoch without end, in proportion to what came so far."""
-        loader, length = self._loader, self._steps.length
-        if loader._max_errors is not None:
-            return loader._max_errors
-        return max(10, -(-(self._steps.end(step) if length == plan.ENDLESS else length) // loader._groups) // 100)
+        config, length = self._config, self._steps.length
+        if config.max_errors is not None:
+            return config.max_errors
+        return max(10, -(-(self._steps.end(step) if length == plan.ENDLESS else length) // config.groups) // 100)
 
     def _bad(self, step: int, i: int, index: int, cause: BaseException) -> None:
         """Raises, or counts what will be replaced."""
-        loader = self._loader
+        config = self._config
         error = self._source.bad_sample(index, self._steps.position(step) + i, cause)
-        if loader._on_error == "raise" or isinstance(cause, SystemExit):
+        if config.on_error == "raise" or isinstance(cause, SystemExit):
             raise error from cause
         let_go(cause)
-        if callable(loader._on_error):
+        if callable(config.on_error):
             error.__cause__ = cause
-            loader._on_error(error)
+            config.on_error(error)
         self._errors += 1
-        loader._stats["skipped"] += 1
+        config.stats["skipped"] += 1
         ceiling = self._ceiling(step)
         if self._errors > ceiling:
             raise BadSample(f"{self._errors} bad samples in this epoch, max_errors={ceiling}; the last: {error}",
@@ -190,20 +190,20 @@ class Epoch(_leat.FastIter, Iterator[Any]):
     # --- prepared batches ---
 
     def _start_engine(self) -> None:
-        loader = self._loader
-        work = loader._work
+        config = self._config
+        work = config.work
         if not work.layout:
             self._learn(work)
-        slots = loader._delivery.slots(work.layout, loader.batch_size, loader.prefetch, shared=loader._method != "thread")
-        if loader._method == "thread":
-            loader._engine = workers.Threads(work, slots, loader._workers)
+        slots = config.delivery.slots(work.layout, config.batch_size, config.prefetch, shared=config.method != "thread")
+        if config.method == "thread":
+            config.engine = workers.Threads(work, slots, config.workers)
         else:
-            method = None if loader._method == "process" else loader._method
-            loader._engine = workers.Processes(work, slots, loader._workers, self._source, method)
+            method = None if config.method == "process" else config.method
+            config.engine = workers.Processes(work, slots, config.workers, self._source, method)
 
     def _learn(self, work: workers.Work) -> None:
         """What a prepared sample looks like, out of the first good one."""
-        work.strict = self._loader._collate is None
+        work.strict = self._config.collate is None
         n = self._steps.plan.length
         for attempt in range(16):
             index = self._steps.plan.at((self._first + attempt) % n)
@@ -213,56 +213,56 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             except NOT_OF_A_SAMPLE:
                 raise
             except (Exception, SystemExit) as cause:
-                if self._loader._on_error == "raise" or attempt == 15 or isinstance(cause, SystemExit):
+                if self._config.on_error == "raise" or attempt == 15 or isinstance(cause, SystemExit):
                     raise self._source.bad_sample(index, self._first + attempt, cause) from cause
 
     def _one(self, index: int) -> dict[str, Any]:
         """One sample, prepared now, where the workers are: a transform that hangs or dies does not take the loop with it, and what it
         does to a process (threads of a library, which a later fork would lose) is not done to this one."""
-        loader = self._loader
-        forks = loader._method == "fork" or loader._method == "process" and workers.forks()
+        config = self._config
+        forks = config.method == "fork" or config.method == "process" and workers.forks()
         run = workers.in_child if forks else workers.in_thread
-        work = loader._work
+        work = config.work
         made: dict[str, Any]
 
         def make() -> tuple[Any, ...]:
             made = self._prepare(index)
-            return made, "torch" in sys.modules, work.returned if loader._method == "thread" else workers.as_sent(work.returned)
+            return made, "torch" in sys.modules, work.returned if config.method == "thread" else workers.as_sent(work.returned)
 
-        made, work.imports_torch, work.returned = run(make, index & ID_MASK, loader._timeout)
+        made, work.imports_torch, work.returned = run(make, index & ID_MASK, config.timeout)
         return made
 
     def _prepare(self, index: int) -> dict[str, Any]:
-        loader = self._loader
+        config = self._config
         reader = self._source.reader(1)
         try:
             with reader.read(np.array([index & ID_MASK], np.uint64)) as batch:
-                made = self._seeded(batch, index) if loader._work.in_python else loader._work.one(batch, 0, self._epoch, index)
+                made = self._seeded(batch, index) if config.work.in_python else config.work.one(batch, 0, self._epoch, index)
                 return {name: each(value, lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf) for name, value in made.items()}
         finally:
             reader.close()
 
     def _seeded(self, batch: Any, index: int) -> dict[str, Any]:
         """One sample, as workers prepare it; and whether it draws from generators that it shares with the loop, which waits here."""
-        loader = self._loader
+        config = self._config
         outer = States()
-        seed_for(loader._seed, self._epoch, index)
+        seed_for(config.seed, self._epoch, index)
         seeded = States()
         try:
-            return loader._work.one(batch, 0, self._epoch, index)
+            return config.work.one(batch, 0, self._epoch, index)
         finally:
             drawn = seeded.differ(States())
             outer.restore()
-            if drawn and loader._method == "thread" and loader._engine is None and not loader._work.draws:
-                loader._work.draws = True
+            if drawn and config.method == "thread" and config.engine is None and not config.work.draws:
+                config.work.draws = True
                 _log.warning("the transform draws from %s, which it shares with the loop: it runs for one sample at a time, while the loop waits. Let it "
                              "draw from rng, or take workers='process'", ", ".join(drawn))
 
     def _submit(self, timeout_ns: int) -> bool:
         """Gives the next step to the engine. False: nothing to give, no room, or its bytes are not here yet."""
-        engine = self._loader._engine
+        engine = self._config.engine
         assert engine is not None
-        if len(self._jobs) > self._loader.prefetch or not self._has(self._asked):
+        if len(self._jobs) > self._config.prefetch or not self._has(self._asked):
             return False
         lease = engine.slots.take()
         if lease is None:
@@ -280,7 +280,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
                     return False
                 raise
             finally:
-                self._loader._stats["fetch_s"] += perf_counter() - start
+                self._config.stats["fetch_s"] += perf_counter() - start
             job = workers.Job(step, lease, raw.ids | self._tags(step, len(raw.ids)), self._epoch, raw)
         self._asked += 1
         self._jobs.append((job, step))
@@ -288,31 +288,31 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         return True
 
     def _prepared(self) -> Any:
-        loader = self._loader
+        config = self._config
         if self._generation != _leat.generation():
             raise ValueError("this iterator is of the process that was forked: call iter() again")
-        if loader._engine is None:
+        if config.engine is None:
             self._start_engine()
-        engine = loader._engine
+        engine = config.engine
         assert engine is not None
-        while not self._jobs and not self._submit(loader._timeout_ns):
-            if engine.slots.wait_free(loader._timeout):
+        while not self._jobs and not self._submit(config.timeout_ns):
+            if engine.slots.wait_free(config.timeout):
                 continue
             raise Busy(f"all {engine.slots.count} output slots of the loader are held: release batches, copy what is to be kept, or give the loader a larger "
-                       f"prefetch= than {loader.prefetch}", code="busy")
+                       f"prefetch= than {config.prefetch}", code="busy")
         self._submit_ahead()
         job, step = self._jobs[0]
-        engine.wait(job, loader._timeout)
+        engine.wait(job, config.timeout)
         self._jobs.popleft()
         self._mend_prepared(job, step)
         job.raw = None
         self._submit_ahead()  # the workers go on while this one is copied, and the loop computes
         self._send_ahead(job)
-        job.lease.deliver(len(job.ids), loader._timeout)
+        job.lease.deliver(len(job.ids), config.timeout)
         return self._finish(job, step)
 
     def _submit_ahead(self) -> None:
-        engine = self._loader._engine
+        engine = self._config.engine
         if self._met is not None or engine is not None and engine.in_step:
             return
         try:
@@ -324,7 +324,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
 
     def _send_ahead(self, job: workers.Job) -> None:
         """On their way to a GPU: `job`, and those behind it that are prepared already."""
-        engine = self._loader._engine
+        engine = self._config.engine
         assert engine is not None
         if not engine.slots.sends:
             return
@@ -341,8 +341,8 @@ class Epoch(_leat.FastIter, Iterator[Any]):
     def _mend_prepared(self, job: workers.Job, step: int) -> None:
         if not job.failures:
             return
-        assert self._loader._engine is not None
-        outs = self._loader._engine.slots.outs(job.lease.number)
+        assert self._config.engine is not None
+        outs = self._config.engine.slots.outs(job.lease.number)
         ids, tags = job.ids, self._tags(step, len(job.ids))
         for i, cause in sorted(job.failures, key=lambda failure: failure[0]):
             for attempt in itertools.count(1):
@@ -351,32 +351,32 @@ class Epoch(_leat.FastIter, Iterator[Any]):
                 self._bad(step, i, int(ids[i]), cause)
                 ids[i] = self._substitute(step, i, attempt) | int(tags[i])
                 try:
-                    self._loader._work.store(outs, job.loose, i, self._one(int(ids[i])))
+                    self._config.work.store(outs, job.loose, i, self._one(int(ids[i])))
                     break
                 except (Exception, SystemExit) as again:
                     cause = again
 
     def _finish(self, job: workers.Job, step: int) -> Any:
-        loader = self._loader
+        config = self._config
         n = len(job.ids)
         values: dict[str, Any] = {}
-        for name, place in loader._work.layout.items():
+        for name, place in config.work.layout.items():
             if place is not None:
                 values[name] = job.lease.value(name, n)
                 continue
             loose = job.loose.get(name, {})
             column: list[Any] = [loose.get(i) for i in range(n)]
-            arrays = loader._collate is None and all(isinstance(v, np.ndarray) and v.dtype == column[0].dtype for v in column)
+            arrays = config.collate is None and all(isinstance(v, np.ndarray) and v.dtype == column[0].dtype for v in column)
             values[name] = Shapes(column) if arrays else column
-        if loader._collate is None:
-            nested = {name: build(tree, values.__getitem__) for name, tree in loader._work.trees.items()}
-            ids = job.ids if loader._given is None else job.ids & np.uint64(ID_MASK)
-            return self._source.batch_type(loader.ws, nested, job.lease, ids, self._steps.valid(step).copy(), self._steps.position(step), loader._work.bfloat16)
+        if config.collate is None:
+            nested = {name: build(tree, values.__getitem__) for name, tree in config.work.trees.items()}
+            ids = job.ids if not config.sampled else job.ids & np.uint64(ID_MASK)
+            return self._source.batch_type(config.source.ws, nested, job.lease, ids, self._steps.valid(step).copy(), self._steps.position(step), config.work.bfloat16)
         return self._collated([self._sample(job.loose, values, i) for i in np.flatnonzero(self._steps.valid(step)).tolist()])
 
     def _sample(self, loose: workers.Loose, values: dict[str, Any], i: int) -> Any:
         """What the transform returned, for a collate_fn."""
-        work = self._loader._work
+        work = self._config.work
 
         def leaf(name: str) -> Any:
             if i in loose.get(name, ()):
@@ -392,7 +392,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         return work.kind(*made.values()) if hasattr(work.kind, "_fields") else tuple(made.values())
 
     def _collated(self, samples: list[Any]) -> Any:
-        collate = self._loader._collate
+        collate = self._config.collate
         assert collate is not None
         try:
             return collate(samples)
@@ -409,41 +409,41 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         counted = self.take()
         if counted is None:
             return
-        loader, (batches, wait_s, consume_s, recent) = self._loader, counted
-        stats = loader._stats
+        config, (batches, wait_s, consume_s, recent) = self._config, counted
+        stats = config.stats
         stats["batches"] += batches
-        stats["samples"] += batches * loader.batch_size
+        stats["samples"] += batches * config.batch_size
         stats["wait_s"] += wait_s
         stats["consume_s"] += consume_s
-        loader._recent.extend((waited, consumed, 0.0, 0.0, 0.0) for waited, consumed in recent)
+        config.recent.extend((waited, consumed, 0.0, 0.0, 0.0) for waited, consumed in recent)
         self._handed_out(batches)
 
     def _handed_out(self, steps: int) -> None:
-        loader = self._loader
+        config = self._config
         self._done += steps
-        if loader._epoch == self._epoch:
-            loader._delivered = self._steps.end(self._done - 1)
-            loader._ended = False
+        if config.course.epoch == self._epoch:
+            config.course.delivered = self._steps.end(self._done - 1)
+            config.course.ended = False
             try:
-                loader._ended = not self._has(self._done)
+                config.course.ended = not self._has(self._done)
             except Exception as error:  # the next step's: this one is delivered
                 let_go(error)
                 self._met = self._met or error
 
     def _tell(self) -> None:
         """Called by the FastIter when `report_at` is past, and behind its last batch."""
-        loader = self._loader
+        config = self._config
         self._settle()
         now = perf_counter()
-        if now >= loader._report_at or loader._ended and loader._reporter.may_end(now):
-            loader._report_at = loader._reporter.tell(loader)
-        self.report_at = loader._report_at
+        if now >= config.reporter.report_at or config.course.ended and config.reporter.may_end(now):
+            config.reporter.tell(config)
+        self.report_at = config.reporter.report_at
 
     def _step(self) -> Any:
-        loader = self._loader
+        config = self._config
         self._settle()
         now = perf_counter()
-        stats = loader._stats
+        stats = config.stats
         consumed = 0.0
         if self.returned_at:
             consumed = now - self.returned_at
@@ -464,14 +464,14 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             if not self._has(step):
                 self._finished = True
                 self.close()
-                if loader._epoch == self._epoch and not loader._chosen:
-                    loader._advance()
+                if config.course.epoch == self._epoch and not config.course.chosen:
+                    config.course.advance()
                 raise StopIteration
-            batch = self._prepared() if loader._prepares else self._raw(step, loader._timeout_ns)
+            batch = self._prepared() if config.prepares else self._raw(step, config.timeout_ns)
         except (Busy, StopIteration):
             raise
         except BaseException as error:
-            if loader._prepares:  # jobs are at sixes and sevens: the next iter() begins with new workers
+            if config.prepares:  # jobs are at sixes and sevens: the next iter() begins with new workers
                 self.close(kill=not isinstance(error, BadSample))
             elif isinstance(error, BadSample):
                 self.close()
@@ -481,22 +481,22 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         self._handed_out(1)
         self.returned_at = back = perf_counter()
         waited = back - now
-        engine = loader._engine
+        engine = config.engine
         if self._gpu_lagged():  # it has work still: the loop is not what waits
             stats["consume_s"] += waited
             waited, consumed = 0.0, consumed + waited
         stats["wait_s"] += waited
-        loader._recent.append((waited, consumed, engine.busy_s, engine.read_s, loader._delivery.copy_s) if engine
+        config.recent.append((waited, consumed, engine.busy_s, engine.read_s, config.delivery.copy_s) if engine
                               else (waited, consumed, 0.0, 0.0, 0.0))
         self._tell()
         return batch
 
     def _gpu_lagged(self) -> bool:
         """Whether slots were free only on paper since this was asked last: released, and still used by a GPU."""
-        loader = self._loader
-        if loader._prepares:
-            return loader._delivery.lagged()
-        if loader._memory[0] == device.HOST or self._source.ring is None:
+        config = self._config
+        if config.prepares:
+            return config.delivery.lagged()
+        if config.memory[0] == device.HOST or self._source.ring is None:
             return False
         before, self._lags = self._lags, self._source.ring.stat()["lags"]
         return before != self._lags
@@ -517,7 +517,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         if self._generation != _leat.generation():
             return
         self._end_iter()
-        engine = self._loader._engine
+        engine = self._config.engine
         if engine is not None and (self._jobs or kill):
             try:
                 while self._jobs and not kill:
@@ -526,5 +526,5 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             except (TimedOut, Error):
                 kill = True
             if kill:
-                self._loader._close_engine(kill=True)
+                self._config.close_engine(kill=True)
         self._jobs.clear()

@@ -11,7 +11,6 @@ of steps; only what the user received counts as delivered; one epoch is in progr
 
 from __future__ import annotations
 
-import collections
 import copy
 import functools
 import inspect
@@ -36,13 +35,15 @@ from .._sets import core, plan
 from .._sets.batch import SEQUENTIAL, SHUFFLE_AUTO, parse_shuffle
 from .._sets.plan import Ids, Plan
 from .._sets.set import WorkingSet, parse_device
-from . import device as _device, report, state as _state, stats as _stats, workers as _workers
+from . import device as _device, report, state as _state, stats as _stats
+from .config import Config
 from .epoch import Epoch
 from .mixture import Mixture, MixtureSource
 from .prepared import pad_collate, pad_known
 from .sampler import Sampler
 from .source import Source, source_of
 from .weighted import WeightedSampler
+from .workers import Work
 
 _log = logging.getLogger("leat")
 
@@ -75,6 +76,16 @@ def _refuse_used_up(name: str, source: Any, count: int) -> None:
     if not count and isinstance(source, Iterator):
         raise ValueError(f"{name}={source!r}: an iterator, which is used up: an epoch goes through it from the start. Give a list, or an object "
                          "whose __iter__ begins again")
+
+
+def _resolve_shuffle(shuffle: str | bool, source: Source, world_size: int) -> tuple[str | bool, int]:
+    block, flags = parse_shuffle("auto" if shuffle is True else shuffle)
+    if flags == SHUFFLE_AUTO:
+        block = max(ws._auto_block() for ws in source.sets)
+        if block and ranks.several_hosts(world_size) and any(ws.stat().transport == "shm" for ws in source.sets):
+            raise ValueError(f"shuffle=True: this host streams the set by itself, in blocks of {block}; others may have room "
+                             f"for all of it, and another order. Name one for all: shuffle='block:{block}'")
+    return (False if block == SEQUENTIAL else f"block:{block}" if block else "full"), block
 
 
 #: Keywords of torch's DataLoader that have another name, or no need, here.
@@ -158,12 +169,8 @@ class Loader(Iterable[Any]):
                  skip_ranges: Iterable[Sequence[int]] = (), resume_epoch: bool = False, job: str | None = None, pattern: str | None = None,
                  extensions: core.Extensions | None = None, device_copy: str = "bounce") -> None:
         self._epoch_ref: weakref.ref[Epoch] | None = None  # who iterates keeps it: it ends when nobody does any more
-        self._ended = False  # the last batch of the epoch was received
-        self._chosen = False  # the epoch, since the last pass began
-        self._engine: _workers.Threads | _workers.Processes | None = None
-        self._generation = -1  # none yet: there is nothing to close
         batch_size, prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
-        num_workers, self._seed = whole("num_workers", num_workers, 0), seed_of(seed)
+        num_workers, seed = whole("num_workers", num_workers, 0), seed_of(seed)
         max_errors = None if max_errors is None else whole("max_errors", max_errors, 0)
         skip_ranges = tuple(skip_ranges)
         _check(workers, on_error, shuffle, sampler, batch_sampler, collate_fn, skip_ranges)
@@ -177,54 +184,46 @@ class Loader(Iterable[Any]):
                              "them to leat.open")
         self.ws: WorkingSet = ws if isinstance(ws, (WorkingSet, Mixture)) else core.open(ws, job=job, pattern=pattern, extensions=extensions)  # type: ignore[assignment]  # a mixture has of a set what is used here
         rank, world_size = ranks.resolve(rank, world_size)
-        self.rank, self.world_size = rank, world_size
-        self._group, self._groups = ranks.groups(rank, world_size, replication)
+        group, groups = ranks.groups(rank, world_size, replication)
         for one in (sampler, batch_sampler):
             if getattr(one, "num_replicas", 1) > 1:
                 raise ValueError("the sampler is one rank's share already: give one that yields the samples of all ranks, or none")
-        self.batch_size, self.drop_last, self.prefetch = batch_size, drop_last, prefetch
         self._sampler, self._batch_sampler = sampler, batch_sampler
         columns = resolve(self.ws, fields)
-        self._source: Source = MixtureSource(ws, columns) if isinstance(ws, Mixture) else source_of(self.ws, columns)
-        self._workers, self._method = num_workers, workers
-        self._memory = parse_device("pinned" if pin_memory and str(device).startswith("cpu") else device)
-        self._timeout_ns = parse_timeout(timeout)
-        #: Of what is done in Python, in seconds; None: no end.
-        self._timeout = DEFAULT_TIMEOUT_S if timeout is None else None if timeout > MAX_TIMEOUT_S else timeout
-        self._on_error, self._max_errors = on_error, max_errors
+        source: Source = MixtureSource(ws, columns) if isinstance(ws, Mixture) else source_of(self.ws, columns)
+        memory = parse_device("pinned" if pin_memory and str(device).startswith("cpu") else device)
+        timeout_ns = parse_timeout(timeout)
         self._skip = plan.parse_ranges(skip_ranges)
-        self._shuffle, self._block = self._resolve_shuffle(True if shuffle is None else shuffle)
-        self._prepares = (transform is not None or collate_fn is not None or self._source.prepares
-                          or any(column.decoder is not None for column in columns))
-        if collate_fn is not None and self._memory[0] == _device.CUDA:
+        self._shuffle, block = _resolve_shuffle(True if shuffle is None else shuffle, source, world_size)
+        prepares = (transform is not None or collate_fn is not None or source.prepares
+                    or any(column.decoder is not None for column in columns))
+        if collate_fn is not None and memory[0] == _device.CUDA:
             raise ValueError(f"device={str(device)!r} with a collate_fn: what it makes is in host memory, and yours to move; give it "
                              "device='cpu', or do without it")
-        if device_copy == "direct" and self._prepares:
+        if device_copy == "direct" and prepares:
             raise ValueError("device_copy='direct' with a transform, a decoder or a collate_fn: what is made on the host goes through pinned "
                              "memory; 'bounce', or 'auto'")
-        self._device_copy = "bounce" if self._prepares and device_copy == "auto" else device_copy
+        self._device_copy = "bounce" if prepares and device_copy == "auto" else device_copy
         # What a collate_fn makes of a slot is another memory: no need to pin the slot.
         with _device.asked_for(device, pin_memory):
-            self._delivery = _device.Delivery(*(self._memory if self._prepares and collate_fn is None else (_device.HOST, 0)))
-        self._work = _workers.Work(columns, transform, self._seed)
-        self._collate = functools.partial(pad_known, self._work) if collate_fn is pad_collate else collate_fn
-        if self._work.stages is not None and not self._source.pictures:
+            delivery = _device.Delivery(*(memory if prepares and collate_fn is None else (_device.HOST, 0)))
+        work = Work(columns, transform, seed)
+        if work.stages is not None and not source.pictures:
             raise Unsupported("leat.prep is for pictures, not for windows over recordings: give a function as transform", code="unsupported")
-        if self._block not in (0, SEQUENTIAL) and self.ws.stat().streamed:
-            self._work.block = self._block
-        if self._work.in_c and not num_workers and workers == "thread":
-            self._workers = images.cores()
+        if block not in (0, SEQUENTIAL) and self.ws.stat().streamed:
+            work.block = block
+        if work.in_c and not num_workers and workers == "thread":
+            num_workers = images.cores()
         self._resume_epoch = resume_epoch
-        self._epoch = 0
-        self._start = self._delivered = 0  # positions in it: where its pass began, and behind what was received
         self._sampler_state: Any = None
         self._warned = False  # that the sampler has no state
         self._runs: list[_state.Run] = []
-        self._bytes_before = _stats.by_source()
-        self._recent: _stats.Recent = collections.deque(maxlen=_stats.WINDOW)
-        self._stats = dict.fromkeys(("batches", "samples", "wait_s", "consume_s", "fetch_s", "skipped"), 0.0)
-        self._reporter = report.Reporter(self)
-        self._report_at = 0.0  # as of perf_counter
+        self._config = Config(
+            source, work, delivery, report.Reporter(source), rank, world_size, group, groups, batch_size, drop_last, prefetch, seed, block,
+            sampled=self._given is not None, prepares=prepares, memory=memory, method=workers, workers=num_workers,
+            timeout=DEFAULT_TIMEOUT_S if timeout is None else None if timeout > MAX_TIMEOUT_S else timeout, timeout_ns=timeout_ns,
+            on_error=on_error, max_errors=max_errors, collate=functools.partial(pad_known, work) if collate_fn is pad_collate else collate_fn)
+        self._course = self._config.course
         with _device.asked_for(device, pin_memory):
             self._load_ring()
 
@@ -235,35 +234,26 @@ class Loader(Iterable[Any]):
 
     # --- set up ---
 
-    def _resolve_shuffle(self, shuffle: str | bool) -> tuple[str | bool, int]:
-        block, flags = parse_shuffle("auto" if shuffle is True else shuffle)
-        if flags == SHUFFLE_AUTO:
-            block = max(ws._auto_block() for ws in self._source.sets)
-            if block and ranks.several_hosts(self.world_size) and any(ws.stat().transport == "shm" for ws in self._source.sets):
-                raise ValueError(f"shuffle=True: this host streams the set by itself, in blocks of {block}; others may have room "
-                                 f"for all of it, and another order. Name one for all: shuffle='block:{block}'")
-        return (False if block == SEQUENTIAL else f"block:{block}" if block else "full"), block
-
     def _load_ring(self) -> None:
-        where = (_device.HOST, 0) if self._prepares else self._memory
+        where = (_device.HOST, 0) if self._config.prepares else self._config.memory
         slots = self.prefetch + _device.spare(where[0])
-        self._source.load(self.batch_size, slots, where, self._device_copy)
-        self._generation = _leat.generation()
+        self._config.source.load(self.batch_size, slots, where, self._device_copy)
+        self._config.generation = _leat.generation()
 
     def _steps(self, start: int) -> plan.Steps:
         """Those of the epoch, from a position on."""
         if self._batch_sampler is not None:
             return self._cut(start)
-        return plan.Steps(self._plan(), start, self.batch_size, self._group, self._groups, self.drop_last)
+        return plan.Steps(self._plan(), start, self.batch_size, self._config.group, self._config.groups, self.drop_last)
 
     def _plan(self) -> Plan:
         source = self._sampler
         if source is None:
-            return self._source.plan(self._seed, self._epoch, self._block, self._skip)
+            return self._config.source.plan(self._config.seed, self._course.epoch, self._config.block, self._skip)
         told = self._begin_sampler(source)
         if isinstance(source, WeightedSampler):
             source._check(len(self.ws))
-            epoch = self._epoch
+            epoch = self._course.epoch
             return plan.Drawn(lambda places: source._at(places, epoch), len(source), self._skip)
         return self._plan_of_sampler(source, max(plan.HEAD, self.global_batch, told))
 
@@ -271,7 +261,7 @@ class Loader(Iterable[Any]):
         """For the epoch. How many numbers, or batches, it says that it has; 0: it does not say."""
         inner: Any = source if hasattr(source, "set_epoch") else getattr(source, "sampler", None)  # of torch's BatchSampler
         if hasattr(inner, "set_epoch"):
-            inner.set_epoch(self._epoch)
+            inner.set_epoch(self._course.epoch)
         if self._sampler_state is None:
             self._sampler_state = self._state_of_sampler()
         elif hasattr(source, "load_state_dict"):  # the epoch was begun before, and begins anew
@@ -286,13 +276,13 @@ class Loader(Iterable[Any]):
         batches = plan.take(drawn, told)
         _refuse_used_up("batch_sampler", source, len(batches))
         more = list(itertools.islice(drawn, 1)) if batches else []
-        most = max((-(-len(batch) // self._groups) for batch in batches), default=0)
+        most = max((-(-len(batch) // self._config.groups) for batch in batches), default=0)
         if most > self.batch_size:
-            self.batch_size = most
-            self._close_engine()
+            self._config.batch_size = most
+            self._config.close_engine()
             self._load_ring()
         keep = plan.given_at_once(self.global_batch) + self.prefetch + 4  # and those behind them
-        return plan.Cut(batches, itertools.chain(more, drawn), start, self._group, self._groups, self.batch_size, keep, not more)
+        return plan.Cut(batches, itertools.chain(more, drawn), start, self._config.group, self._config.groups, self.batch_size, keep, not more)
 
     def _plan_of_sampler(self, source: Any, head: int) -> Plan:
         numbers = plan.left(iter(source), self._skip)
@@ -320,7 +310,7 @@ class Loader(Iterable[Any]):
         source = self._given
         if not hasattr(source, "state_dict") or isinstance(source, Sampler):
             return None
-        return copy.deepcopy(self._sampler_state if self._sampler_state is not None and (self._chosen or not self._ended) else source.state_dict())
+        return copy.deepcopy(self._sampler_state if self._sampler_state is not None and (self._course.chosen or not self._course.ended) else source.state_dict())
 
     @property
     def _given(self) -> Any:
@@ -339,9 +329,30 @@ class Loader(Iterable[Any]):
                           "load_state_dict, or one that is a function of set_epoch (leat.WeightedSampler)", stacklevel=3)
 
     @property
+    def rank(self) -> int:
+        return self._config.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._config.world_size
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step of this rank, at most."""
+        return self._config.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        return self._config.drop_last
+
+    @property
+    def prefetch(self) -> int:
+        return self._config.prefetch
+
+    @property
     def global_batch(self) -> int:
         """Samples of a step of all ranks (replicas counted once)."""
-        return self.batch_size * self._groups
+        return self._config.global_batch
 
     def _length(self) -> int:
         n = len(self.ws) if self._sampler is None else len(self._sampler)  # type: ignore[arg-type]
@@ -359,18 +370,18 @@ class Loader(Iterable[Any]):
         """Begins the next epoch, or the one that was set or loaded, at the place that was loaded. An epoch of which no batch was received has not
         begun; with `resume_epoch` one that was left early begins again."""
         self._close_epoch(replaced=True)
-        if not self._chosen and (self._ended or self._begun and not self._resume_epoch):
-            self._advance()
-        elif self._chosen or self._begun:
-            self._start = 0
-        self._chosen = False
-        if self._generation != _leat.generation():  # in the child of a fork
-            self._engine = None
+        if not self._course.chosen and (self._course.ended or self._course.begun and not self._resume_epoch):
+            self._course.advance()
+        elif self._course.chosen or self._course.begun:
+            self._course.start = 0
+        self._course.chosen = False
+        if self._config.generation != _leat.generation():  # in the child of a fork
+            self._config.engine = None
             self._load_ring()
-        start = self._start
-        self._delivered, self._ended = start, False
-        self._runs = _state.add_run(self._runs, self._epoch, start, self.global_batch, self.batch_size)
-        epoch = Epoch(self, start)
+        start = self._course.start
+        self._course.delivered, self._course.ended = start, False
+        self._runs = _state.add_run(self._runs, self._course.epoch, start, self.global_batch, self.batch_size)
+        epoch = Epoch(self._config, self._steps(start), start, self)
         self._epoch_ref = weakref.ref(epoch)
         return epoch
 
@@ -392,11 +403,11 @@ class Loader(Iterable[Any]):
         that is under way stays what it is, and states count it if it is of this epoch."""
         epoch = whole("epoch", epoch, 0)
         self._settle()
-        if epoch != self._epoch or self._ended:
+        if epoch != self._course.epoch or self._course.ended:
             self._sampler_state = None
-        elif not self._begun:
+        elif not self._course.begun:
             return
-        self._epoch, self._start, self._delivered, self._ended, self._chosen = epoch, 0, 0, False, True
+        self._course.epoch, self._course.start, self._course.delivered, self._course.ended, self._course.chosen = epoch, 0, 0, False, True
 
     @property
     def sampler(self) -> EpochSetter:
@@ -409,20 +420,9 @@ class Loader(Iterable[Any]):
         return None
 
     @property
-    def _begun(self) -> bool:
-        """Some batch of the pass was received."""
-        return self._delivered > self._start
-
-    @property
     def epoch(self) -> int:
         """Of the pass that is under way, or of the next one when none is; epochs count from 0."""
-        return self._epoch
-
-    def _advance(self) -> None:
-        self._epoch += 1
-        self._start = self._delivered = 0
-        self._ended = False
-        self._sampler_state = None
+        return self._course.epoch
 
     # --- state ---
 
@@ -459,21 +459,16 @@ class Loader(Iterable[Any]):
         ['advice', 'batches', 'bytes_local']
         """
         self._settle()
-        return _stats.of_loader(self)
+        return _stats.of_loader(self._config)
 
     # --- life ---
-
-    def _close_engine(self, kill: bool = False) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None and self._generation == _leat.generation():
-            engine.close(kill)
 
     def close(self) -> None:
         """Ends workers and reading ahead. Batches that are held stay valid. A closed loader may be iterated again."""
         self._close_epoch()
-        self._close_engine()
-        if self._generation == _leat.generation():
-            self._reporter.end(self)
+        self._config.close_engine()
+        if self._config.generation == _leat.generation():
+            self._config.reporter.end(self._config)
 
     def __enter__(self) -> Loader:
         return self
@@ -492,7 +487,7 @@ class Loader(Iterable[Any]):
 
     def __repr__(self) -> str:
         return (f"<leat.Loader of {self.ws.uri!r}: {self.batch_size} a batch, rank {self.rank} of {self.world_size}, "
-                f"epoch {self._epoch}, shuffle={self._shuffle!r}>")
+                f"epoch {self._course.epoch}, shuffle={self._shuffle!r}>")
 
 
 _KEYWORDS = tuple(inspect.signature(Loader.__init__).parameters)[1:]

@@ -23,7 +23,8 @@ from .._sets.plan import ENDLESS, Steps
 from . import stats as _stats
 
 if TYPE_CHECKING:
-    from .loader import Loader
+    from .config import Config
+    from .source import Source
 
 _log = logging.getLogger("leat")
 
@@ -39,14 +40,15 @@ _numbers = itertools.count(1)
 class Reporter:
     """Of one loader."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, source: Source) -> None:
         self._number = next(_numbers)  # loaders are made in the same order on all ranks
         self._marks: collections.deque[tuple[float, float]] = collections.deque(maxlen=_MARKS)
         self._told = False
+        self.report_at = 0.0  #: when `tell` is to be called, as of perf_counter
         self.length = 0  #: samples of the epoch that was begun last; 0: not known
         self.order = 0  #: a digest of its first ones, which is to be the same on all ranks
         self._looks = 0  # how often the daemon is still to be asked in this epoch whether it is
-        sets = loader._source.sets
+        sets = source.sets
         self._title = None if len(sets) == 1 else "mixture of " + ", ".join(bare_name(ws.uri) for ws in sets)
         self._sample_bytes: float | None = None
 
@@ -76,14 +78,14 @@ class Reporter:
                              "ranks the same seed=, and a sampler that yields the same numbers on each (leat.WeightedSampler; of torch: one with a "
                              "generator= that is seeded alike)", ", ".join(map(str, row["overlapping_ranks"])), row["world_size"])
 
-    def _bytes_a_sample(self, loader: Loader) -> float:
+    def _bytes_a_sample(self, config: Config) -> float:
         """Exact where all fields have one length, else what samples of the set have on average."""
         if self._sample_bytes is None:
-            fixed = [column.field.fixed_bytes for column in loader._source.columns]
+            fixed = [column.field.fixed_bytes for column in config.source.columns]
             if all(fixed):
                 self._sample_bytes = float(sum(fixed))
             else:
-                stats = [ws.stat() for ws in loader._source.sets]
+                stats = [ws.stat() for ws in config.source.sets]
                 self._sample_bytes = sum(stat.payload_bytes for stat in stats) / max(1, sum(stat.samples for stat in stats))
         return self._sample_bytes
 
@@ -91,34 +93,33 @@ class Reporter:
         """The end of an epoch is told out of turn: what follows may be a long validation. Not of epochs that are shorter than a blink."""
         return not self._marks or now - self._marks[-1][0] >= EVERY_S / 10
 
-    def tell(self, loader: Loader, flags: int = 0) -> float:
-        """When to be called again."""
+    def tell(self, config: Config, flags: int = 0) -> None:
         now = perf_counter()
         try:
-            self._tell(loader, now, flags)
-            if self._looks and loader._groups > 1 and not flags:
+            self._tell(config, now, flags)
+            if self._looks and config.groups > 1 and not flags:
                 self._looks -= 1
-                threading.Thread(target=self._look, args=(loader._source.sets[0]._client.socket,), daemon=True, name="leat-look").start()
+                threading.Thread(target=self._look, args=(config.source.sets[0]._client.socket,), daemon=True, name="leat-look").start()
         except Exception as error:  # whatever it is, training goes on
             _log.debug("no report: %s", error)
-        return now + EVERY_S
+        self.report_at = now + EVERY_S
 
-    def _tell(self, loader: Loader, now: float, flags: int) -> None:
-        samples = loader._stats["samples"]
+    def _tell(self, config: Config, now: float, flags: int) -> None:
+        samples = config.stats["samples"]
         self._marks.append((now, samples))
         then, before = self._marks[0]
         rate = (samples - before) / (now - then) if now > then else 0.0
-        recent = list(loader._recent)
+        recent = list(config.recent)
         waited, consumed = sum(one[0] for one in recent[1:]), sum(one[1] for one in recent[1:])
-        each = self._bytes_a_sample(loader)
-        self._told = loader._source.sets[0]._set.report(
-            self._number, self._title, flags, _VERDICTS[_stats.judge(loader, recent)[0]], loader.rank, loader.world_size, loader._epoch,
-            loader._delivered, self.length, loader.batch_size, loader.global_batch, int(samples), int(samples * each), rate, rate * each,
+        each = self._bytes_a_sample(config)
+        self._told = config.source.sets[0]._set.report(
+            self._number, self._title, flags, _VERDICTS[_stats.judge(config, recent)[0]], config.rank, config.world_size, config.course.epoch,
+            config.course.delivered, self.length, config.batch_size, config.global_batch, int(samples), int(samples * each), rate, rate * each,
             waited / (waited + consumed) if waited + consumed else 0.0, self.order) or self._told
 
-    def end(self, loader: Loader) -> None:
+    def end(self, config: Config) -> None:
         if self._told:
             self._told = False
             self._marks.clear()
-            self.tell(loader, _ENDED)
+            self.tell(config, _ENDED)
             self._told = False

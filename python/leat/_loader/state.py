@@ -74,22 +74,23 @@ def add_run(runs: list[Run], epoch: int, samples: int, global_batch: int, batch_
 
 
 def of_loader(loader: Loader) -> dict[str, Any]:
-    epoch, samples = loader._epoch, loader._delivered
-    if loader._ended:
-        epoch, samples = epoch + (not loader._chosen), 0
+    config = loader._config
+    epoch, samples = config.course.epoch, config.course.delivered
+    if config.course.ended:
+        epoch, samples = epoch + (not config.course.chosen), 0
     sampler = loader._given
     return {
-        "version": STATE_VERSION, "kind": "leat.Loader", "seed": loader._seed, "epoch": epoch, "samples": samples,
-        "global_batch": loader.global_batch, "length": len(loader.ws), "fingerprint": loader.ws.fingerprint,
+        "version": STATE_VERSION, "kind": "leat.Loader", "seed": config.seed, "epoch": epoch, "samples": samples,
+        "global_batch": config.global_batch, "length": len(loader.ws), "fingerprint": loader.ws.fingerprint,
         "shuffle": loader._shuffle, "skip_ranges": [list(one) for one in loader._skip],
         "sampler": None if sampler is None else {"kind": type(sampler).__name__, "state": loader._state_of_sampler()},
-        "mixture": loader._source.state, "runs": [list(run) for run in loader._runs],
+        "mixture": config.source.state, "runs": [list(run) for run in loader._runs],
     }
 
 
 def load(loader: Loader, state: Mapping[str, Any]) -> None:
     check_state(state)
-    ws = loader.ws
+    ws, config = loader.ws, loader._config
     if state["fingerprint"] != ws.fingerprint:
         raise Stale(f"this state is of a dataset with fingerprint {state['fingerprint']} and {state['length']} samples; {ws.uri} "
                     f"has {ws.fingerprint} and {len(ws)}", code="stale")
@@ -99,23 +100,23 @@ def load(loader: Loader, state: Mapping[str, Any]) -> None:
     sampler = loader._given
     if (state["sampler"] is None) != (sampler is None):
         raise ValueError("this state is of a loader " + ("without" if state["sampler"] is None else "with") + " a sampler")
-    if (state["mixture"] is None) != (loader._source.state is None):
+    if (state["mixture"] is None) != (config.source.state is None):
         raise ValueError("this state is of " + ("one set" if state["mixture"] is None else "a mixture of sets"))
-    if state["global_batch"] != loader.global_batch:
-        _log.info("resuming with %d samples a step, the state was taken with %d", loader.global_batch, state["global_batch"])
-    if state["seed"] != loader._seed:
-        _log.warning("seed %d of the state is taken, not %d", state["seed"], loader._seed)
-        loader._seed = state["seed"]
-        loader._close_engine()
-        loader._work.seed = loader._seed
+    if state["global_batch"] != config.global_batch:
+        _log.info("resuming with %d samples a step, the state was taken with %d", config.global_batch, state["global_batch"])
+    if state["seed"] != config.seed:
+        _log.warning("seed %d of the state is taken, not %d", state["seed"], config.seed)
+        config.seed = state["seed"]
+        config.close_engine()
+        config.work.seed = config.seed
     loader._close_epoch(replaced=True)
     inner = (state["sampler"] or {}).get("state")
     if inner is not None and hasattr(sampler, "load_state_dict"):
         sampler.load_state_dict(copy.deepcopy(inner))
     loader._sampler_state = inner
-    loader._epoch = state["epoch"]
-    loader._start = loader._delivered = state["samples"]
-    loader._ended = loader._chosen = False
+    config.course.epoch = state["epoch"]
+    config.course.start = config.course.delivered = state["samples"]
+    config.course.ended = config.course.chosen = False
     loader._runs = [list(run) for run in state.get("runs", [[0, 0, max(1, state["global_batch"]), 0]])]
 
 

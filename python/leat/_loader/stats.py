@@ -11,13 +11,17 @@ from .._base.errors import Error
 from .._sets import core
 
 if TYPE_CHECKING:
-    from .loader import Loader
+    from .config import Config
 
 #: Of each of the last batches: seconds waited for it, seconds that the loop took before it asked, and up to then the engine's seconds of
 #: work and of reading, and those that the loop waited for copies to a GPU.
 One = tuple[float, float, float, float, float]
 Recent = collections.deque[One]
 WINDOW = 128
+
+
+def none_yet() -> Recent:
+    return collections.deque(maxlen=WINDOW)
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -28,25 +32,25 @@ def quantile(values: list[float], q: float) -> float:
     return sorted(values)[min(int(q * len(values)), len(values) - 1)] if values else 0.0
 
 
-def of_loader(loader: Loader) -> dict[str, Any]:
-    found: dict[str, Any] = dict(loader._stats)
+def of_loader(config: Config) -> dict[str, Any]:
+    found: dict[str, Any] = dict(config.stats)
     for name in ("batches", "samples", "skipped"):
         found[name] = int(found[name])
-    engine = loader._engine
-    found.update(delivery(loader))
+    engine = config.engine
+    found.update(delivery(config))
     found["prep_s"] = engine.busy_s if engine else 0.0
     found["read_s"] = engine.read_s if engine else 0.0
-    found["copy_s"] = loader._delivery.copy_s
-    if not loader._prepares:
+    found["copy_s"] = config.delivery.copy_s
+    if not config.prepares:
         found["fetch_s"] = found["wait_s"]
-    recent = list(loader._recent)
+    recent = list(config.recent)
     waits = [one[0] for one in recent]
     # Fewer than before: a child of a fork, which counts anew.
-    local, streamed, remote = (now - before if now >= before else now for now, before in zip(by_source(), loader._bytes_before))
+    local, streamed, remote = (now - before if now >= before else now for now, before in zip(by_source(), config.bytes_before))
     found["bytes_local"], found["bytes_streamed"], found["bytes_remote"] = local, streamed, remote
     found["wait_p50_s"], found["wait_p99_s"] = quantile(waits, 0.5), quantile(waits, 0.99)
-    verdict, advice = judge(loader, recent)
-    found.update(verdict=verdict, advice=advice, epoch=loader._epoch, position=loader._delivered)
+    verdict, advice = judge(config, recent)
+    found.update(verdict=verdict, advice=advice, epoch=config.course.epoch, position=config.course.delivered)
     return found
 
 
@@ -58,18 +62,18 @@ def by_source() -> tuple[int, int, int]:
     return max(0, counters["bytes"] - streamed - remote), streamed, remote
 
 
-def delivery(loader: Loader) -> dict[str, Any]:
+def delivery(config: Config) -> dict[str, Any]:
     """How batches come to where they are: "host"; "pinned"; "bounce", through pinned memory to a GPU; "direct"; the bytes that came so, in
     the latter three; and the fields that stay in host memory all the same."""
-    so_far = loader._delivery
-    ring = loader._source.ring
-    if loader._prepares or ring is None or loader._generation != _leat.generation():
+    so_far = config.delivery
+    ring = config.source.ring
+    if config.prepares or ring is None or config.generation != _leat.generation():
         return {"delivery": so_far.kind, "delivered_bytes": so_far.bytes, "on_host": ", ".join(so_far.on_host)}
     stat = ring.stat()
     return {"delivery": stat["delivery"], "delivered_bytes": stat["bounced_bytes"] + stat["direct_bytes"] or so_far.bytes, "on_host": ""}
 
 
-def judge(loader: Loader, recent: list[One]) -> tuple[str, str]:
+def judge(config: Config, recent: list[One]) -> tuple[str, str]:
     """(verdict, advice). The first batch of the window only begins it: it waited for what had no time to be read ahead."""
     if len(recent) < 3:
         return "unknown", "let it run for some batches"
@@ -80,14 +84,14 @@ def judge(loader: Loader, recent: list[One]) -> tuple[str, str]:
         return "consumer-bound", "nothing: batches are there before they are requested"
     if copy >= 0.5 * wait:
         return "copy-bound", "smaller types (uint8, bfloat16), made larger and normalised on the GPU"
-    workers = max(1, loader._workers)
-    if loader._prepares and busy >= read and busy / workers >= 0.5 * wall:
+    workers = max(1, config.workers)
+    if config.prepares and busy >= read and busy / workers >= 0.5 * wall:
         more = f"num_workers={2 * workers}"
-        if loader._method == "thread":
+        if config.method == "thread":
             more += ", or workers='process' if the transform holds the GIL"
         return "prep-bound", f"{more}; a cheaper transform"
     try:
-        stat = loader.ws.stat()
+        stat = config.source.ws.stat()
     except Error as error:
         return "fetch-bound", str(error)
     if stat.streamed:
