@@ -197,3 +197,10 @@ def test_a_subclass_has_keywords_of_its_own(ws):
         Same(ws, extra=1)
     with pytest.raises(TypeError, match="did you mean 'shuffle'"):
         Same(ws, suffle=True)
+
+
+def test_public_classes_name_the_package():
+    """So that a pickle, and a traceback, stay what they are when a module in the package moves."""
+    assert {getattr(leat, name).__module__ for name in leat.__all__ if isinstance(getattr(leat, name), type)} == {"leat"}
+    progress = leat.Progress("load", 1, 2, 3, 4)
+    assert pickle.loads(pickle.dumps(progress)) == progress

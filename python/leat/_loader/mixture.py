@@ -339,7 +339,7 @@ class MixedBatch(PreparedBatch):
 
     @property
     def sample_keys(self) -> list[str]:
-        sets = self._set.sets  # type: ignore[attr-defined]
+        sets = self._set.sets
         return [sets[k].key(int(i)) for k, i in zip(self.source.tolist(), self.ids)]
 
     def trim(self) -> MixedBatch:

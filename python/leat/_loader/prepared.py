@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .._base.arguments import near, refuse_pickling
+from .._base.arguments import near
 from .._sets.batch import Array, Batch, Named, Ragged
 from .._sets.cuda import CudaArray, stream_address
 from .nested import as_bfloat16, build, each, leaves, tree_with_leaves
@@ -25,8 +25,20 @@ class Tensors:
 
     __slots__ = ()
 
-    valid: Any
     fields: Any
+    _valid: Any
+
+    @property
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """False where a sample is padding: the last step of an epoch with drop_last=False is filled up. Yours to write."""
+        valid: npt.NDArray[np.bool_] = self._valid
+        if not valid.flags.writeable:  # of all whole batches
+            valid = self._valid = valid.copy()
+        return valid
+
+    @valid.setter
+    def valid(self, mask: Any) -> None:
+        self._valid = _mask(mask, len(self))  # type: ignore[arg-type]
 
     def torch(self) -> dict[str, Any]:
         """The arrays as torch tensors over the same memory, where it is; what has no array is left as it is."""
@@ -53,18 +65,6 @@ class LoadedBatch(Tensors, Batch):
     """A `Batch` of a loader: also knows which of its samples are padding."""
 
     __slots__ = ()
-
-    @property
-    def valid(self) -> npt.NDArray[np.bool_]:
-        """False where a sample is padding: the last step of an epoch with drop_last=False is filled up. Yours to write."""
-        valid: npt.NDArray[np.bool_] = self._valid
-        if not valid.flags.writeable:  # of all whole batches
-            valid = self._valid = valid.copy()
-        return valid
-
-    @valid.setter
-    def valid(self, mask: Any) -> None:
-        self._valid = _mask(mask, len(self))
 
     def trim(self) -> LoadedBatch:
         """Leaves out the samples that are not `valid`, and returns the batch. Where these are the last ones nothing is copied."""
@@ -141,15 +141,6 @@ class PreparedBatch(Tensors, Named):
         self._n = len(ids)
         self.ids, self._valid, self.position = ids, valid, position
 
-    @property
-    def valid(self) -> npt.NDArray[np.bool_]:
-        """False where a sample is padding: the last step of an epoch with drop_last=False is filled up. Yours to write."""
-        return self._valid
-
-    @valid.setter
-    def valid(self, mask: Any) -> None:
-        self._valid = _mask(mask, self._n)
-
     def trim(self) -> PreparedBatch:
         """Leaves out the samples that are not `valid`, and returns the batch. Where these are the last ones nothing is copied."""
         rows = self._valid
@@ -197,11 +188,6 @@ class PreparedBatch(Tensors, Named):
         return tuple(self._values)
 
     @property
-    def sample_keys(self) -> list[str]:
-        """Keys of the samples."""
-        return [self._set.key(int(i)) for i in self.ids]
-
-    @property
     def released(self) -> bool:
         return self._lease is None
 
@@ -215,15 +201,6 @@ class PreparedBatch(Tensors, Named):
         if self._lease is None:
             raise ValueError("the batch was released")
         self._lease.record_stream(stream_address(stream))
-
-    def __reduce__(self) -> NoReturn:
-        refuse_pickling("a batch")
-
-    def __enter__(self) -> PreparedBatch:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
 
     def __repr__(self) -> str:
         return f"<leat.PreparedBatch of {self._n} samples, fields {', '.join(self._values)}{', released' if self.released else ''}>"

@@ -18,6 +18,8 @@ from .cuda import CudaArray, stream_address
 from .fields import Field
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from .set import WorkingSet
 
 _DATA, _OFFSETS = 0, 1
@@ -107,11 +109,31 @@ class OwnMemory:
 
 
 class Named:
-    """What makes a batch a Mapping of names to values. `len(batch)` all the same is that of its samples."""
+    """What all kinds of batches have: a Mapping of names to values, which `with` releases. `len(batch)` all the same is that of its samples."""
 
     __slots__ = ()
 
-    fields: Any  # of each kind of batch: the names
+    # Of each kind: the names, and numbers of the samples
+    fields: Any
+    ids: Any
+    _set: Any
+
+    def release(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling("a batch")
+
+    @property
+    def sample_keys(self) -> list[str]:
+        """Keys of the samples."""
+        return [self._set.key(int(i)) for i in self.ids]
 
     def __getitem__(self, name: str) -> Any:
         raise NotImplementedError
@@ -271,11 +293,6 @@ class Batch(_leat.BatchBase, Named):
             self._ids = np.frombuffer(self._ids, np.uint64)
         return self._ids
 
-    @property
-    def sample_keys(self) -> list[str]:
-        """Keys of the samples."""
-        return [self._set.key(int(i)) for i in self.ids]
-
     def present(self, field: str) -> npt.NDArray[np.bool_]:
         """Which samples have this field (a tar sample may lack a member)."""
         if self._holder.released:
@@ -303,15 +320,6 @@ class Batch(_leat.BatchBase, Named):
         """For batches in pinned or GPU memory: the slot is filled again only after what is on `stream` (a stream of torch or
         CuPy, or its address) when the batch and the last array over it go. Without it that is the default stream."""
         self._holder.record_stream(stream_address(stream))
-
-    def __reduce__(self) -> NoReturn:
-        refuse_pickling("a batch")
-
-    def __enter__(self) -> Batch:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.release()
 
     def __repr__(self) -> str:
         state = "released" if self.released else f"slot {self.slot}"
