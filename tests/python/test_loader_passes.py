@@ -501,7 +501,7 @@ def test_no_other_sample_would_fare_better(numbers, monkeypatch):
 
 def test_how_long_a_batch_may_take(numbers):
     for timeout, want in ((None, 30.0), (2, 2), (math.inf, None), (1e300, None)):
-        assert leat.Loader(numbers, 2, transform=keep, timeout=timeout)._timeout == want
+        assert leat.Loader(numbers, 2, transform=keep, timeout=timeout)._config.timeout == want
     for more in ({"workers": "thread"}, {"workers": "fork"}):
         assert len(ids(leat.Loader(numbers, 2, transform=keep, timeout=math.inf, **more))) == N // 2
 

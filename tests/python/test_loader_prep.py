@@ -301,8 +301,8 @@ def test_threads_are_this_ranks_share(pictures, monkeypatch):
     monkeypatch.setattr(_pictures, "_quota", lambda: 1)
     assert _pictures.cores() == 1
     monkeypatch.undo()
-    assert leat.Loader(pictures, 4, fields=FIELDS, transform=CROP)._workers == _pictures.cores()
-    assert leat.Loader(pictures, 4, fields=FIELDS, transform=[CROP, brighter])._workers == 0
+    assert leat.Loader(pictures, 4, fields=FIELDS, transform=CROP)._config.workers == _pictures.cores()
+    assert leat.Loader(pictures, 4, fields=FIELDS, transform=[CROP, brighter])._config.workers == 0
 
 
 # --- bad pictures --------------------------------------------------------------------------------------------------------------

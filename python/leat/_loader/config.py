@@ -24,6 +24,7 @@ class Course:
     delivered: int = 0  #: and behind what was received
     ended: bool = False  #: the last batch of the epoch was received
     chosen: bool = False  #: the epoch, since the last pass began
+    sampler_state: Any = None  #: of a sampler, as it was when the epoch began
 
     @property
     def begun(self) -> bool:
@@ -33,7 +34,7 @@ class Course:
     def advance(self) -> None:
         self.epoch += 1
         self.start = self.delivered = 0
-        self.ended = False
+        self.ended, self.sampler_state = False, None
 
 
 @dataclass

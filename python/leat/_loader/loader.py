@@ -215,7 +215,6 @@ class Loader(Iterable[Any]):
         if work.in_c and not num_workers and workers == "thread":
             num_workers = images.cores()
         self._resume_epoch = resume_epoch
-        self._sampler_state: Any = None
         self._warned = False  # that the sampler has no state
         self._runs: list[_state.Run] = []
         self._config = Config(
@@ -262,10 +261,10 @@ class Loader(Iterable[Any]):
         inner: Any = source if hasattr(source, "set_epoch") else getattr(source, "sampler", None)  # of torch's BatchSampler
         if hasattr(inner, "set_epoch"):
             inner.set_epoch(self._course.epoch)
-        if self._sampler_state is None:
-            self._sampler_state = self._state_of_sampler()
+        if self._course.sampler_state is None:
+            self._course.sampler_state = self._state_of_sampler()
         elif hasattr(source, "load_state_dict"):  # the epoch was begun before, and begins anew
-            source.load_state_dict(copy.deepcopy(self._sampler_state))
+            source.load_state_dict(copy.deepcopy(self._course.sampler_state))
         return len(source) if isinstance(source, Sized) else 0
 
     def _cut(self, start: int) -> plan.Cut:
@@ -310,7 +309,7 @@ class Loader(Iterable[Any]):
         source = self._given
         if not hasattr(source, "state_dict") or isinstance(source, Sampler):
             return None
-        return copy.deepcopy(self._sampler_state if self._sampler_state is not None and (self._course.chosen or not self._course.ended) else source.state_dict())
+        return copy.deepcopy(self._course.sampler_state if self._course.sampler_state is not None and (self._course.chosen or not self._course.ended) else source.state_dict())
 
     @property
     def _given(self) -> Any:
@@ -404,7 +403,7 @@ class Loader(Iterable[Any]):
         epoch = whole("epoch", epoch, 0)
         self._settle()
         if epoch != self._course.epoch or self._course.ended:
-            self._sampler_state = None
+            self._course.sampler_state = None
         elif not self._course.begun:
             return
         self._course.epoch, self._course.start, self._course.delivered, self._course.ended, self._course.chosen = epoch, 0, 0, False, True

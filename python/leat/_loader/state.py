@@ -113,7 +113,7 @@ def load(loader: Loader, state: Mapping[str, Any]) -> None:
     inner = (state["sampler"] or {}).get("state")
     if inner is not None and hasattr(sampler, "load_state_dict"):
         sampler.load_state_dict(copy.deepcopy(inner))
-    loader._sampler_state = inner
+    config.course.sampler_state = inner
     config.course.epoch = state["epoch"]
     config.course.start = config.course.delivered = state["samples"]
     config.course.ended = config.course.chosen = False
