@@ -28,15 +28,11 @@ static void notify(struct membership *m, uint32_t at, enum member_change change)
 
 void membership_up(struct membership *m, uint32_t at)
 {
-    m->members[at].up = true;
     notify(m, at, MEMBER_UP);
 }
 
 void membership_down(struct membership *m, uint32_t at)
 {
-    if (!m->members[at].up)
-        return;
-    m->members[at].up = false;
     notify(m, at, MEMBER_DOWN);
 }
 

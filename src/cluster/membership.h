@@ -18,14 +18,13 @@
 struct cluster_member {
     uint64_t id;          /* not 0 */
     uint64_t incarnation; /* 0: not known yet */
-    bool up;       /* it has identified itself, and its link did not go down since; this node is always up */
-    char *address; /* "host:port[,host:port]" */
+    char *address;        /* "host:port[,host:port]" */
 };
 
 enum member_change {
-    MEMBER_UP, /* with each connection on which it identified itself, also when it was not down in between */
+    MEMBER_UP, /* with each connection on which it identified itself, also when it was not down before */
     MEMBER_RESTARTED, /* another incarnation than the one known: what that one held is gone */
-    MEMBER_DOWN,
+    MEMBER_DOWN,      /* with each attempt that fails: sets that came since are concerned, too */
 };
 
 struct membership {
@@ -48,7 +47,7 @@ void membership_free(struct membership *m); /* NULL is fine */
 /* The position of an address, which matches as text; MEMBER_NONE. */
 uint32_t membership_find(const struct membership *m, const char *address);
 
-/* Node `at` identified itself; its link went down; it reported its incarnation (0: it reported none). */
+/* Node `at` identified itself; no address of it answers; it reported its incarnation (0: it reported none). */
 void membership_up(struct membership *m, uint32_t at);
 void membership_down(struct membership *m, uint32_t at);
 void membership_incarnation(struct membership *m, uint32_t at, uint64_t incarnation);

@@ -31,13 +31,18 @@ bool set_nodes_regain(struct set_nodes *s, uint32_t at)
     return true;
 }
 
+/* A message that an older connection still had, perhaps of an earlier incarnation, does not replace what a newer one said. */
 static void hold(struct set_nodes *s, uint32_t at, uint64_t conn)
 {
     struct set_node *node = &s->at[at];
+    if (node->holder && !node->unconfirmed && conn < node->held_by)
+        return;
     s->nholders += !node->holder;
     node->holder = true;
     node->unconfirmed = false;
     node->held_by = conn;
+    if (at == s->placer)
+        s->orphaned_ns = 0;
 }
 
 /* It does not hold the set any more. */
@@ -71,6 +76,19 @@ static unsigned up(const struct set_event *e)
     return SET_CATCH_UP | (e->host ? SET_ASK_ALL : 0) | (e->host && !e->prepared ? SET_COMMIT : 0);
 }
 
+/*
+ * What the host sent before was dropped here, so it sends that again. It may still wait for COMMIT; or COMMIT came here so late
+ * that the host has dropped its part as an orphan.
+ */
+static unsigned taken(struct set_nodes *s, uint32_t at, const struct set_event *e)
+{
+    if (!e->host)
+        return 0;
+    if (!e->up)
+        return set_nodes_lose(s, at) ? SET_LOSE : 0;
+    return (e->type == SET_ON_TAKEN ? SET_COMMIT : 0) | SET_ASK_ALL;
+}
+
 /* It answered that it does not have the set: it was started again. */
 static unsigned lacking(struct set_nodes *s, uint32_t at, const struct set_event *e)
 {
@@ -88,8 +106,11 @@ unsigned set_nodes_step(struct set_nodes *s, uint32_t at, const struct set_event
     switch (e->type) {
     case SET_ON_UP:
         return up(e);
+    case SET_ON_TAKEN:
+    case SET_ON_COMMITTED:
+        return taken(s, at, e);
     case SET_ON_LOST:
-        return e->host ? (set_nodes_lose(s, at), SET_LOSE) : 0;
+        return e->host && set_nodes_lose(s, at) ? SET_LOSE : 0;
     case SET_ON_FILLING:
     case SET_ON_SILENT:
         return 0;

@@ -31,14 +31,16 @@ struct set_nodes {
 };
 
 enum set_event_type {
-    SET_ON_UP,       /* its link is identified */
-    SET_ON_LOST,     /* its link is down, or it was started again */
-    SET_ON_FILLING,  /* it answered RESYNC: it has its regions, */
-    SET_ON_COMPLETE, /* and all of them are filled; */
-    SET_ON_LACKING,  /* it does not have them; */
-    SET_ON_REFUSED,  /* something else; */
-    SET_ON_SILENT,   /* nothing, as its connection ended */
-    SET_ON_HOLD,     /* it asks this node to keep the set: `conn` */
+    SET_ON_UP,        /* its link is identified */
+    SET_ON_TAKEN,     /* this node has the set since now: described, or installed again */
+    SET_ON_COMMITTED, /* this node was sent COMMIT, and has committed it */
+    SET_ON_LOST,      /* its link is down, or it was started again */
+    SET_ON_FILLING,   /* it answered RESYNC: it has its regions, */
+    SET_ON_COMPLETE,  /* and all of them are filled; */
+    SET_ON_LACKING,   /* it does not have them; */
+    SET_ON_REFUSED,   /* something else; */
+    SET_ON_SILENT,    /* nothing, as its connection ended */
+    SET_ON_HOLD,      /* it asks this node to keep the set, on `conn`: numbers rise */
     SET_ON_FORGET,
     SET_ON_INBOUND_LOST, /* connection `conn`, that it made to this node, ended; it may_return by another address */
     SET_ON_EXPIRE,       /* it did not return in time, or was started again */
@@ -64,7 +66,7 @@ enum {
     SET_ASK = 1 << 3,     /* send RESYNC */
     SET_LOSE = 1 << 4,    /* samples with bytes there are lost */
     SET_REGAIN = 1 << 5,  /* they are there again */
-    SET_REINSTALL = 1 << 6, /* send INSTALL again, and READY records once that is answered */
+    SET_REINSTALL = 1 << 6, /* send INSTALL again */
     SET_DROP = 1 << 7,      /* no node needs it */
 };
 

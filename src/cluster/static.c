@@ -21,7 +21,6 @@ int membership_static_new(char *const *addresses, uint32_t n, const char *self, 
         membership_free(m);
         return rc;
     }
-    m->members[m->self].up = true;
     m->members[m->self].incarnation = incarnation;
     *ret_members = m;
     return 0;

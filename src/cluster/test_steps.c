@@ -41,12 +41,11 @@ static void test_members(void **state)
     assert_int_equal(failalloc_run(make_members, NULL), 5);
     assert_int_equal(membership_static_new(addresses, 3, "b:1,b:2", 77, &m, &err), 0);
     assert_int_equal(m->self, 1);
-    assert_true(m->members[1].up && m->members[1].incarnation == 77);
+    assert_int_equal(m->members[1].incarnation, 77);
     assert_int_equal(membership_find(m, "c:1"), 2);
     assert_int_equal(membership_find(m, "b:2"), MEMBER_NONE);
     m->changed = changed;
     memset(changes, 0, sizeof(changes));
-    membership_down(m, 0); /* it is down already */
     membership_up(m, 0);
     membership_incarnation(m, 0, 0);
     membership_incarnation(m, 0, 5); /* the first that is known */
@@ -54,9 +53,10 @@ static void test_members(void **state)
     membership_incarnation(m, 0, 5);
     membership_incarnation(m, 0, 4);
     membership_down(m, 0);
+    membership_down(m, 0); /* another attempt */
     assert_int_equal(changes[0][MEMBER_UP], 2);
     assert_int_equal(changes[0][MEMBER_RESTARTED], 1);
-    assert_int_equal(changes[0][MEMBER_DOWN], 1);
+    assert_int_equal(changes[0][MEMBER_DOWN], 2);
     membership_free(m);
 }
 
@@ -141,9 +141,14 @@ static void test_hosts(void **state)
     assert_int_equal(STEP(150, 1, SET_ON_UP), SET_CATCH_UP);
     assert_int_equal(STEP(150, 1, SET_ON_UP, .host = true), SET_COMMIT | SET_CATCH_UP | SET_ASK_ALL);
     assert_int_equal(STEP(150, 1, SET_ON_UP, .host = true, .prepared = true), SET_CATCH_UP | SET_ASK_ALL);
+    assert_int_equal(STEP(150, 1, SET_ON_TAKEN, .up = true), 0);
+    assert_int_equal(STEP(150, 1, SET_ON_TAKEN, .host = true, .up = true), SET_COMMIT | SET_ASK_ALL);
+    assert_int_equal(STEP(150, 1, SET_ON_COMMITTED, .host = true, .up = true), SET_ASK_ALL);
+    assert_int_equal(STEP(150, 1, SET_ON_TAKEN, .host = true), SET_LOSE);
+    set_nodes_regain(&s, 150);
     assert_int_equal(STEP(150, 1, SET_ON_LOST), 0);
     assert_int_equal(STEP(150, 1, SET_ON_LOST, .host = true), SET_LOSE);
-    assert_int_equal(STEP(150, 1, SET_ON_LOST, .host = true), SET_LOSE);
+    assert_int_equal(STEP(150, 1, SET_ON_LOST, .host = true), 0);
     assert_int_equal(s.nlost, 1);
     assert_int_equal(STEP(150, 1, SET_ON_TICK), 0);
     assert_int_equal(STEP(150, 1, SET_ON_TICK, .up = true, .prepared = true), 0);
@@ -171,6 +176,8 @@ static void test_holders(void **state)
     STEP(1, 1, SET_ON_HOLD, .conn = 10);
     STEP(1, 1, SET_ON_HOLD, .conn = 11);
     STEP(2, 1, SET_ON_HOLD, .conn = 12);
+    STEP(1, 1, SET_ON_HOLD, .conn = 9); /* late */
+    assert_int_equal(s.at[1].held_by, 11);
     assert_int_equal(s.nholders, 2);
     /* The end of an older connection. */
     assert_int_equal(STEP(1, 1, SET_ON_INBOUND_LOST, .conn = 10), 0);
@@ -197,6 +204,8 @@ static void test_holders(void **state)
     assert_int_equal(STEP(2, NS_PER_S, SET_ON_INBOUND_LOST, .conn = 16, .prepared = true), 0);
     assert_false(set_nodes_orphaned(&s, NS_PER_S + SET_ORPHAN_NS - 1));
     assert_true(set_nodes_orphaned(&s, NS_PER_S + SET_ORPHAN_NS));
+    STEP(2, 1, SET_ON_HOLD, .conn = 17); /* the same, by another connection */
+    assert_false(set_nodes_orphaned(&s, NS_PER_S + SET_ORPHAN_NS));
     set_nodes_fini(&s);
 }
 
