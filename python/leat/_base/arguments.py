@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import operator
 from collections.abc import Iterable
@@ -84,6 +83,8 @@ def near(name: object, names: Iterable[str]) -> str:
     "did you mean 'image'? There are image, label"
     """
     there = list(names)
+    import difflib  # for errors alone
+
     close = difflib.get_close_matches(str(name), there, 1, 0.6)
     return (f"did you mean {close[0]!r}? There are " if close else "there are ") + ", ".join(there)
 

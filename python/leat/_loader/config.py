@@ -15,7 +15,7 @@ from .stats import Recent, by_source, none_yet
 from .workers import Processes, Threads, Work
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Course:
     """Where a loader is among its epochs."""
 
@@ -37,7 +37,7 @@ class Course:
         self.ended, self.sampler_state = False, None
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Config:
     """One of each loader. Used by the thread that iterates. Only `batch_size` and `seed` change after it was made, and between passes."""
 

@@ -17,7 +17,6 @@ dataset is in memory than the chunks at work.
 from __future__ import annotations
 
 import collections
-import concurrent.futures
 import ctypes
 import hashlib
 import json
@@ -171,6 +170,8 @@ class _Source:
 
     def chunks(self, first: int, end: int) -> Iterator[tuple[int, _rows.Block]]:
         """[first, end) in order; with workers, some chunks ahead. A chunk's samples follow from the size and time of those before."""
+        import concurrent.futures
+
         pool = concurrent.futures.ThreadPoolExecutor(self.workers, "leat-dataset") if self.workers else None
         ahead: collections.deque[concurrent.futures.Future[tuple[int, _rows.Block, float]]] = collections.deque()
         size = 1 if self._batch is None else self._batch
