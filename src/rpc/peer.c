@@ -44,7 +44,6 @@ struct peer {
     struct resolve_list list; /* what that address leads to, */
     unsigned list_at,
         list_tried; /* which of those is being tried, and how many failed since the last was accepted */
-    bool accepted;  /* of this connection */
     char address[NET_ADDRESS_BYTES];
     char name[sizeof(((struct proto_welcome *)NULL)->node)]; /* what the other side calls itself */
     int begin_code; /* why this try ended before it began: told by the timer */
@@ -58,6 +57,29 @@ struct peer {
     struct list calls;
     uint64_t next_id;
 };
+
+#define P(state) (1u << PEER_##state)
+/* DOWN from UP, without a loss: the socket became the owner's. */
+static const uint32_t peer_moves[PEER_STATES] = {
+    [PEER_DOWN] = P(CONNECTING),    [PEER_CONNECTING] = P(DOWN) | P(HELLO), [PEER_HELLO] = P(DOWN) | P(PROOF),
+    [PEER_PROOF] = P(DOWN) | P(UP), [PEER_UP] = P(DOWN) | P(IDENTIFIED),    [PEER_IDENTIFIED] = P(DOWN),
+};
+#undef P
+
+static void peer_move(struct peer *p, enum peer_state to)
+{
+    static const char *const names[PEER_STATES] = {"DOWN",  "CONNECTING", "HELLO",
+                                                   "PROOF", "UP",         "IDENTIFIED"};
+    assert(to < PEER_STATES && (peer_moves[p->state] >> to & 1));
+    log_debug("connection to %s: %s -> %s", p->address, names[p->state], names[to]);
+    p->state = to;
+}
+
+/* Requests may be sent. */
+static bool is_up(const struct peer *p)
+{
+    return p->state >= PEER_UP;
+}
 
 static void begin(struct peer *p);
 static void connect_found(struct peer *p);
@@ -87,8 +109,8 @@ static void disconnect(struct peer *p)
     loop_timer_clear(&p->timer);
     struct conn *conn = p->conn;
     p->conn = NULL;
-    p->state = PEER_DOWN; /* who hears now what was sent sends nothing more */
-    p->accepted = false;
+    if (p->state != PEER_DOWN)
+        peer_move(p, PEER_DOWN); /* before the callbacks of what was sent: they send nothing more */
     conn_free(conn);
     net_auth_fini(&p->auth);
     net_seal_fini(&p->seal);
@@ -119,7 +141,6 @@ static void answer_calls(struct peer *p, const char *message)
 static void go_down(struct peer *p, int status, const char *message)
 {
     disconnect(p);
-    p->state = PEER_DOWN;
     if (p->at)
         resolving_end(p); /* a lookup that hangs is waited for by the next try, if that is of the same name */
     p->tried = p->at = 0; /* the nearest first */
@@ -135,17 +156,18 @@ static void go_down(struct peer *p, int status, const char *message)
  */
 static void address_failed(struct peer *p, int status, const char *message)
 {
-    bool of_name = ++p->list_tried < p->list.n;
-    if ((!of_name && ++p->tried >= p->naddresses) || (p->accepted && !p->config.stay)) {
+    bool of_name = ++p->list_tried < p->list.n, identified = p->state == PEER_IDENTIFIED;
+    if ((!of_name && ++p->tried >= p->naddresses) || (identified && !p->config.stay)) {
         go_down(p, status, message);
         return;
     }
-    if (p->accepted)
+    if (identified)
         log_info("%s does not answer any more (%s): trying the node's next address", p->address, message);
     disconnect(p);
     resolving_end(p); /* that was of this address */
     if (of_name) {
         p->list_at = (p->list_at + 1) % p->list.n;
+        peer_move(p, PEER_CONNECTING);
         connect_found(p);
     } else {
         p->at = (p->at + 1) % p->naddresses;
@@ -234,7 +256,7 @@ static int on_welcome(struct peer *p, struct conn_message *m)
             return 0;
         }
         snprintf(p->name, sizeof(p->name), "%s", welcome.node);
-        p->state = PEER_UP;
+        peer_move(p, PEER_UP);
         loop_timer_clear(&p->timer);
         p->config.ops->up(p);
         return 0;
@@ -246,7 +268,7 @@ static int on_welcome(struct peer *p, struct conn_message *m)
     }
     AUTO_BYTES struct bytes_out body = {0};
     proto_proof_put(&body, &proof);
-    p->state = PEER_PROOF;
+    peer_move(p, PEER_PROOF);
     conn_send(p->conn, PROTO_REQUEST, PROTO_PROOF, 0, 0, &body, NULL, 0);
     return 0;
 }
@@ -256,7 +278,7 @@ static int on_message(struct conn *conn, struct conn_message *m)
     struct peer *p = conn_user(conn);
     if (m->frame.kind != PROTO_REPLY)
         return LEAT_CORRUPT;
-    return p->state == PEER_UP ? on_reply(p, m) : on_welcome(p, m);
+    return is_up(p) ? on_reply(p, m) : on_welcome(p, m);
 }
 
 static void on_closed(struct conn *conn, int status)
@@ -302,7 +324,7 @@ static void on_connected(struct loop_source *source, uint32_t events)
         return;
     }
     p->conn = conn;
-    p->state = PEER_HELLO;
+    peer_move(p, PEER_HELLO);
     net_auth_init(&p->auth, p->config.token, p->config.token_len);
     AUTO_BYTES struct bytes_out body = {0};
     rc = net_auth_client_start(&p->auth, &p->config.hello, &body);
@@ -380,7 +402,6 @@ static void wait_for_it(struct peer *p, int rc)
 
 static void connect_found(struct peer *p)
 {
-    p->state = PEER_CONNECTING;
     wait_for_it(p, try_connect(p, &p->list.found[p->list_at]));
 }
 
@@ -439,9 +460,9 @@ static int resolve_name(struct peer *p)
 
 static void begin(struct peer *p)
 {
-    p->state = PEER_CONNECTING;
-    p->list.n = p->list_tried = 0;
     net_addresses_at(p->config.address, peer_address(p), p->address);
+    peer_move(p, PEER_CONNECTING);
+    p->list.n = p->list_tried = 0;
     int rc = resolve_numeric(p->address, &p->list.found[0]);
     p->list.n = rc == 0;
     if (rc == 0)
@@ -503,14 +524,14 @@ const char *peer_name(const struct peer *p)
 
 enum peer_state peer_state(const struct peer *p)
 {
-    return p->state;
+    return MIN(p->state, PEER_UP);
 }
 
 int peer_call(struct peer *p, uint16_t type, const struct bytes_out *body, const void *payload,
               uint64_t payload_bytes, void (*payload_done)(void *user, int status), peer_reply_fn answer,
               void *user)
 {
-    if (p->state != PEER_UP)
+    if (!is_up(p))
         return -ENOTCONN;
     struct call *c = calloc(1, sizeof(*c));
     if (!c)
@@ -528,7 +549,7 @@ int peer_call(struct peer *p, uint16_t type, const struct bytes_out *body, const
 int peer_seal(struct peer *p, const void *aad, size_t aad_len, const void *text, size_t len,
               struct bytes_out *out)
 {
-    return p->state == PEER_UP ? net_seal(&p->seal, &p->auth, aad, aad_len, text, len, out) : -ENOTCONN;
+    return is_up(p) ? net_seal(&p->seal, &p->auth, aad, aad_len, text, len, out) : -ENOTCONN;
 }
 
 void peer_event(struct peer *p, uint16_t type, const struct bytes_out *body)
@@ -544,7 +565,7 @@ uint64_t peer_queued(const struct peer *p)
 void peer_event_done(struct peer *p, uint16_t type, const struct bytes_out *body,
                      void (*done)(void *user, int status), void *user)
 {
-    if (p->state == PEER_UP)
+    if (is_up(p))
         conn_send_payload(p->conn, PROTO_EVENT, type, 0, body, NULL, 0, done, user);
     else if (done)
         done(user, -ENOTCONN);
@@ -559,13 +580,13 @@ void peer_fail(struct peer *p, int status, const char *message)
 void peer_accept(struct peer *p)
 {
     p->tried = p->list_tried = 0;
-    p->accepted = true;
+    peer_move(p, PEER_IDENTIFIED);
     address_answered(p);
 }
 
 void peer_reject(struct peer *p, int status, const char *message)
 {
-    if (p->state == PEER_UP)
+    if (is_up(p))
         address_failed(p, status, message);
 }
 
@@ -575,7 +596,7 @@ int peer_release_fd(struct peer *p)
     if (fd >= 0) {
         address_answered(p);
         p->conn = NULL;
-        p->state = PEER_DOWN;
+        peer_move(p, PEER_DOWN);
         loop_timer_clear(&p->timer);
     }
     return fd;

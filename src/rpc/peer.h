@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * peer.h: an outgoing connection to another daemon: TCP connect, the mutual proof of the token, then requests with replies. All
- * on the loop. States:   DOWN ─▶ CONNECTING ─▶ HELLO ─▶ PROOF ─▶ UP ─▶ DOWN (and again after a pause, if asked to stay)
+ * on the loop. README.md has its states.
  */
 #ifndef RPC_PEER_H
 #define RPC_PEER_H
@@ -14,7 +14,7 @@
 struct loop;
 struct peer;
 
-enum peer_state { PEER_DOWN, PEER_CONNECTING, PEER_HELLO, PEER_PROOF, PEER_UP };
+enum peer_state { PEER_DOWN, PEER_CONNECTING, PEER_HELLO, PEER_PROOF, PEER_UP, PEER_IDENTIFIED, PEER_STATES };
 
 struct peer_ops {
     void (*up)(struct peer *peer);
@@ -46,6 +46,7 @@ int peer_new(struct loop *loop, const struct peer_config *config, struct peer **
 void peer_free(
     struct peer *peer); /* calls out are dropped without an answer; NULL is fine; safe in callbacks */
 void *peer_user(const struct peer *peer);
+/* IDENTIFIED counts as UP. */
 enum peer_state peer_state(const struct peer *peer);
 
 struct peer_reply {
