@@ -95,11 +95,45 @@ static void rest_over(struct loop_timer *timer)
     listeners_rest(container_of(timer, struct server, rest), 0);
 }
 
-static void preauth_leave(struct server *s)
+#define P(phase) (1u << CLIENT_##phase)
+static const uint32_t client_moves[CLIENT_PHASES] = {
+    [CLIENT_HELLO] = P(PROOF) | P(OVER_LIMIT) | P(READY) | P(REFUSED),
+    [CLIENT_PROOF] = P(READY) | P(REFUSED),
+    [CLIENT_OVER_LIMIT] = P(REFUSED),
+};
+#undef P
+
+static void client_move(struct client *c, enum client_phase to)
 {
-    s->npreauth--;
-    if (s->rest.due_ns)
+    static const char *const names[CLIENT_PHASES] = {"HELLO", "PROOF", "OVER_LIMIT", "READY", "REFUSED"};
+    assert(to < CLIENT_PHASES && (client_moves[c->phase] >> to & 1));
+    log_debug("connection %llu: %s -> %s", (unsigned long long)c->session.serial, names[c->phase], names[to]);
+    c->phase = to;
+}
+
+static bool client_is_peer(const struct client *c)
+{
+    return !c->is_unix && c->phase == CLIENT_READY;
+}
+
+static bool client_is_local(const struct client *c)
+{
+    return c->is_unix && c->phase == CLIENT_READY;
+}
+
+/* Takes it out of the number of connections that it was in, and counts it in this one; NULL: in none. */
+static void client_count(struct client *c, unsigned *in)
+{
+    struct server *s = c->server;
+    if (c->counted_in)
+        --*c->counted_in;
+    if (c->counted_in == &s->nconnections)
+        quota_give(&s->pool->shares, c->uid, QUOTA_CONNECTIONS, 1);
+    else if (c->counted_in == &s->npreauth && s->rest.due_ns)
         listeners_rest(s, 0);
+    c->counted_in = in;
+    if (in)
+        ++*in;
 }
 
 static void client_free(struct client *c)
@@ -107,19 +141,11 @@ static void client_free(struct client *c)
     struct server *s = c->server;
     requests_client_gone(c);
     credits_client_gone(c);
-    if (c->is_peer && s->pool->cluster)
+    if (client_is_peer(c) && s->pool->cluster)
         nodes_session_closed(s->pool->cluster, &c->session);
-    bool counted = c->is_unix && c->ready;
+    bool local = client_is_local(c);
     uint32_t uid = c->uid;
-    if (c->over_limit)
-        s->nover_limit--;
-    else if (c->is_unix) {
-        s->nconnections--;
-        quota_give(&s->pool->shares, uid, QUOTA_CONNECTIONS, 1);
-    }
-    s->npeers -= c->is_peer;
-    if (!c->is_unix && !c->proved)
-        preauth_leave(s);
+    client_count(c, NULL);
     loop_timer_clear(&c->handshake);
     conn_free(c->session.conn);
     user_unref(c->user);
@@ -129,13 +155,13 @@ static void client_free(struct client *c)
     net_seal_fini(&c->session.seal);
     free(c->handles);
     free(c);
-    if (!counted)
+    if (!local)
         return;
     s->nclients--;
     bool others = false;
     list_for_each (node, &s->clients) {
         struct client *other = container_of(node, struct client, node);
-        others = others || (other->is_unix && other->ready && other->uid == uid);
+        others = others || (client_is_local(other) && other->uid == uid);
     }
     if (!others)
         pool_sweep(s->pool, s->config.linger_ns ? UINT32_MAX : uid);
@@ -193,7 +219,7 @@ static void client_too_much(struct client *c)
 static void client_closed(struct conn *conn, int status)
 {
     struct client *c = conn_user(conn);
-    if (c->refused)
+    if (c->phase == CLIENT_REFUSED)
         ; /* counted, and in the log, when it was refused */
     else if (status == LEAT_CORRUPT)
         client_complain(c, "broke the protocol");
@@ -207,15 +233,15 @@ static void client_closed(struct conn *conn, int status)
 static void handshake_late(struct loop_timer *timer)
 {
     struct client *c = container_of(timer, struct client, handshake);
-    c->server->rejected += !c->refused && !c->over_limit;
+    c->server->rejected += c->phase != CLIENT_REFUSED && c->phase != CLIENT_OVER_LIMIT;
     client_free(c);
 }
 
 /* Says why, once, and closes soon. */
 static int handshake_refuse(struct client *c, uint16_t type, uint64_t id, const struct leat_error *err)
 {
-    c->refused = true;
-    c->server->rejected += !c->over_limit; /* that one was counted when it came */
+    c->server->rejected += c->phase != CLIENT_OVER_LIMIT; /* that one was counted when it came */
+    client_move(c, CLIENT_REFUSED);
     conn_send_error(c->session.conn, type, id, err);
     loop_timer_set(c->server->loop, &c->handshake, clock_now_ns() + REFUSED_NS);
     return 0;
@@ -336,13 +362,13 @@ static int handshake_unix(struct client *c, struct conn_message *m)
         return handshake_foreign(c, m->frame.id);
     if (!version_spoken(&c->hello))
         return handshake_version(c, m->frame.id);
-    if (c->over_limit)
+    if (c->phase == CLIENT_OVER_LIMIT)
         return handshake_too_many(c, m->frame.id);
     if (c->hello.role == PROTO_ROLE_DATA)
         return data_begin(c, PROTO_HELLO, m->frame.id);
     if (c->hello.role != PROTO_ROLE_CONTROL)
         return LEAT_CORRUPT;
-    c->ready = true;
+    client_move(c, CLIENT_READY);
     conn_trust(c->session.conn);
     loop_timer_clear(&c->handshake);
     c->server->nclients++;
@@ -361,6 +387,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
             return rc;
         if (!version_spoken(&c->hello))
             return handshake_version(c, m->frame.id);
+        client_move(c, CLIENT_PROOF);
         reply_welcome(c, PROTO_HELLO, m->frame.id, &w); /* a stranger: who we are is for those who prove */
         return 0;
     }
@@ -374,8 +401,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         client_log(c, "has another token");
         return handshake_refuse(c, PROTO_PROOF, m->frame.id, &err);
     }
-    c->proved = true;
-    preauth_leave(c->server);
+    client_count(c, NULL);
     peer_socket_watch(conn_fd(c->session.conn));
     c->uid = c->hello.acting_uid;
     c->gid = c->hello.acting_gid;
@@ -389,8 +415,8 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
                   c->server->npeers, PEERS_MAX);
         return handshake_refuse(c, PROTO_PROOF, m->frame.id, &err);
     }
-    c->server->npeers++;
-    c->ready = c->is_peer = true;
+    client_count(c, &c->server->npeers);
+    client_move(c, CLIENT_READY);
     conn_trust(c->session.conn);
     loop_timer_clear(&c->handshake);
     welcome_fill(c, &w);
@@ -401,15 +427,15 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
 static int client_message(struct conn *conn, struct conn_message *message)
 {
     struct client *c = conn_user(conn);
-    if (c->refused)
+    if (c->phase == CLIENT_REFUSED)
         return 0; /* whatever it sends: its connection ends at the time that was set then */
     c->requests++;
     c->server->requests++;
-    if (c->is_peer)
+    if (client_is_peer(c))
         return cluster_message(c->server->pool->cluster, &c->session, message);
     if (message->frame.kind != PROTO_REQUEST)
         return LEAT_CORRUPT;
-    if (c->ready)
+    if (client_is_local(c))
         return requests_dispatch(c, message);
     int rc = c->is_unix ? handshake_unix(c, message) : handshake_tcp(c, message);
     return rc < 0 ? rc : 0;
@@ -466,13 +492,13 @@ static bool preauth_admit(struct server *s)
         return true;
     list_for_each (node, &s->clients) {
         struct client *c = container_of(node, struct client, node);
-        if (c->is_unix || c->proved)
+        if (c->counted_in != &s->npreauth)
             continue;
         if (clock_now_ns() < c->came_ns + GRACE_NS) { /* the first of the list is the oldest */
             listeners_rest(s, c->came_ns + GRACE_NS);
             return false;
         }
-        s->rejected += !c->refused; /* else it was counted then */
+        s->rejected += c->phase != CLIENT_REFUSED; /* else it was counted then */
         client_free(c);
         return true;
     }
@@ -488,21 +514,19 @@ static bool client_admit(struct server *s, struct client *c)
     const struct limits *l = &s->pool->config.limits;
     uint64_t has;
     if (!c->is_unix) {
-        s->npreauth++;
+        client_count(c, &s->npreauth);
         return true;
     }
-    c->over_limit = s->nconnections >= l->connections || fdpass_full(c->uid);
-    if (!c->over_limit)
-        c->over_limit =
-            quota_take(&s->pool->shares, c->uid, QUOTA_CONNECTIONS, 1, l->user_connections, &has) < 0;
-    if (!c->over_limit) {
-        s->nconnections++;
+    if (s->nconnections < l->connections && !fdpass_full(c->uid) &&
+        quota_take(&s->pool->shares, c->uid, QUOTA_CONNECTIONS, 1, l->user_connections, &has) == 0) {
+        client_count(c, &s->nconnections);
         return true;
     }
     s->rejected++;
     if (s->nover_limit >= OVER_LIMIT_MAX)
         return false;
-    s->nover_limit++;
+    client_move(c, CLIENT_OVER_LIMIT);
+    client_count(c, &s->nover_limit);
     return true;
 }
 
@@ -565,7 +589,8 @@ static void accept_one(struct server *s, int listener, bool is_unix)
     if (c->user)
         conn_share_budget(c->session.conn, &c->user->budget);
     c->handshake.fire = handshake_late;
-    loop_timer_set(s->loop, &c->handshake, clock_now_ns() + (c->over_limit ? OVER_LIMIT_NS : HANDSHAKE_NS));
+    loop_timer_set(s->loop, &c->handshake,
+                   clock_now_ns() + (c->phase == CLIENT_OVER_LIMIT ? OVER_LIMIT_NS : HANDSHAKE_NS));
     list_push_back(&s->clients, &c->node);
 }
 

@@ -86,15 +86,24 @@ struct fetch {
 
 struct credits;
 
+/* README.md has the moves. A connection for DATA is handed over, or refused, with its last message of the handshake. */
+enum client_phase {
+    CLIENT_HELLO,
+    CLIENT_PROOF,      /* TCP: HELLO came, the token is not proved */
+    CLIENT_OVER_LIMIT, /* unix: past a limit, and hears why when it has said HELLO */
+    CLIENT_READY,      /* served: of the unix socket a local client, of TCP another node */
+    CLIENT_REFUSED,    /* the reason was sent; its messages are dropped until the connection ends soon */
+    CLIENT_PHASES
+};
+
 struct client {
     struct list node; /* server.clients */
     struct server *server;
     struct rpc_session session;
-    bool is_unix, ready; /* ready: handshake done */
-    bool over_limit;
-    bool refused;                /* it was told why, and is heard no more */
-    bool proved;                 /* TCP: has shown the token */
-    struct loop_timer handshake; /* until then */
+    enum client_phase phase;
+    bool is_unix;
+    unsigned *counted_in; /* one of the server's nconnections, nover_limit, npreauth, npeers; NULL: none */
+    struct loop_timer handshake; /* until READY */
     uint64_t came_ns;
     uint8_t proof[32]; /* of ours, for a client of TCP that gave its own */
     struct proto_hello hello;
@@ -113,7 +122,6 @@ struct client {
     uint64_t requests;
     struct credits *credits; /* NULL: it asked for none */
     unsigned credit_slot;
-    bool is_peer; /* another node */
 };
 
 #define CLIENT_HANDLES_MAX  4096u
