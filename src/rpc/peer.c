@@ -524,7 +524,7 @@ const char *peer_name(const struct peer *p)
 
 enum peer_state peer_state(const struct peer *p)
 {
-    return MIN(p->state, PEER_UP);
+    return p->state > PEER_UP ? PEER_UP : p->state;
 }
 
 int peer_call(struct peer *p, uint16_t type, const struct bytes_out *body, const void *payload,
