@@ -40,11 +40,11 @@ static inline enum catchup_action catchup_made(struct catchup *c, bool any)
     return c->again ? (c->again = false, CATCHUP_MAKE) : CATCHUP_DONE;
 }
 
-/* The portion was sent, or its connection ended: then the next connection begins with a new request. */
-static inline enum catchup_action catchup_sent(struct catchup *c, bool ok, bool ended)
+/* The portion was sent. False: its connection ended, and the catch-up with it; the next connection begins with a new request. */
+static inline bool catchup_sent(struct catchup *c, bool ok)
 {
     c->sending = false;
-    return ok ? catchup_next(c, ended) : CATCHUP_DONE;
+    return ok;
 }
 
 /* New records for a node: with what is queued, more than `limit_bytes`? Then they come by a catch-up, at the pace of the node. */

@@ -22,7 +22,7 @@ static unsigned tick(struct cluster_link *link, uint64_t now_ns)
     unsigned actions = 0;
     if (link->asked && now_ns - link->asked_ns > LINK_SILENCE_NS)
         actions |= LINK_DISCONNECT;
-    else if (!link->asked && link->state == LINK_UP)
+    else if (!link->asked && link->state != LINK_DOWN)
         actions |= ask(link, now_ns);
     if (link->inbound_lost_ns && now_ns - link->inbound_lost_ns >= LINK_UNCONFIRMED_NS) {
         link->inbound_lost_ns = 0;

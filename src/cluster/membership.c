@@ -50,12 +50,13 @@ void membership_incarnation(struct membership *m, uint32_t at, uint64_t incarnat
         notify(m, at, MEMBER_RESTARTED);
 }
 
-uint32_t membership_coordinator(const struct membership *m, const char *key, const bool *out)
+uint32_t membership_coordinator(const struct membership *m, const char *key,
+                                bool (*may)(const void *user, uint32_t at), const void *user)
 {
     uint32_t best = MEMBER_NONE;
     uint64_t best_score = 0;
     for (uint32_t n = 0; n < m->n; n++) {
-        if (out[n])
+        if (!may(user, n))
             continue;
         uint64_t score = XXH3_64bits_withSeed(key, strlen(key), m->members[n].id);
         if (best == MEMBER_NONE || score > best_score) {

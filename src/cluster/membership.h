@@ -52,7 +52,8 @@ void membership_up(struct membership *m, uint32_t at);
 void membership_down(struct membership *m, uint32_t at);
 void membership_incarnation(struct membership *m, uint32_t at, uint64_t incarnation);
 
-/* Rendezvous hash: nodes that leave out the same ones choose alike for a key. `out`: one for each member. MEMBER_NONE: all are out. */
-uint32_t membership_coordinator(const struct membership *m, const char *key, const bool *out);
+/* Rendezvous hash: nodes that leave out the same ones choose alike for a key. `may`: not left out. MEMBER_NONE: all are. */
+uint32_t membership_coordinator(const struct membership *m, const char *key,
+                                bool (*may)(const void *user, uint32_t at), const void *user);
 
 #endif

@@ -551,14 +551,14 @@ static void sent(struct node *a, const struct event *e)
     struct nset *ws = &a->set[e->m.set];
     if (!ws->catching[e->other] || !ws->catchup[e->other].sending || a->peer[e->other].conn != e->conn)
         return; /* the end of that connection has ended it */
-    catchup_run(a, e->m.set, e->other, catchup_sent(&ws->catchup[e->other], true, ws->phase == ABSENT));
+    catchup_sent(&ws->catchup[e->other], true);
+    catchup_run(a, e->m.set, e->other, catchup_next(&ws->catchup[e->other], ws->phase == ABSENT));
 }
 
 static void catchups_failed(struct node *a, unsigned n)
 {
     for (unsigned set = 0; set < SETS; set++) {
-        if (a->set[set].catching[n])
-            catchup_run(a, set, n, catchup_sent(&a->set[set].catchup[n], false, false));
+        a->set[set].catching[n] = a->set[set].catching[n] && catchup_sent(&a->set[set].catchup[n], false);
     }
 }
 

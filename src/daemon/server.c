@@ -38,7 +38,7 @@ static void linger_update(struct server *s)
     bool keep = s->nclients > 0;
     list_for_each (node, &s->pool->sets)
         keep = keep || (container_of(node, struct wset, node)->flags & PROTO_WS_EXPLICIT) ||
-               container_of(node, struct wset, node)->holders; /* other nodes read it here */
+               container_of(node, struct wset, node)->peers.nholders; /* other nodes read it here */
     if (keep || !s->config.linger_ns)
         loop_timer_clear(&s->linger);
     else if (s->linger.due_ns == 0)

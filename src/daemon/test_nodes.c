@@ -259,18 +259,19 @@ static void test_another_incarnation(void **state)
     assert_non_null(o.ws);
     test_run_until(wset_complete(o.ws), loop_turn(loop, 100));
     assert_int_equal(o.ws->live->lost_samples, 0);
-    struct cluster_link *link = &h[0].cluster->links[1];
-    test_run_until(link->incarnation != 0 && !link->pinged, loop_turn(loop, 100));
-    assert_int_equal(link->incarnation, h[1].cluster->incarnation);
-    o.ws->unconfirmed = 0;
-    o.ws->holders |= 1u << 1;
-    o.ws->unconfirmed |= 1u << 1; /* as when a connection of one with several addresses ended */
+    struct node_link *link = &h[0].cluster->links[1];
+    const uint64_t *incarnation = &h[0].cluster->members->members[1].incarnation;
+    test_run_until(*incarnation != 0 && !link->state.asked, loop_turn(loop, 100));
+    assert_int_equal(*incarnation, h[1].cluster->incarnation);
+    NODES_SET_EVENT(h[0].cluster, o.ws, 1, .type = SET_ON_HOLD, .conn = UINT64_MAX);
+    NODES_SET_EVENT(h[0].cluster, o.ws, 1, .type = SET_ON_INBOUND_LOST, .conn = UINT64_MAX,
+                    .may_return = true); /* as when a connection of one with several addresses ended */
     unsigned losses = o.ws->losses;
     h[1].cluster->incarnation++; /* it has the set and all its samples, as one that others told to fill it */
-    test_run_until(link->incarnation == h[1].cluster->incarnation, loop_turn(loop, 100));
+    test_run_until(*incarnation == h[1].cluster->incarnation, loop_turn(loop, 100));
     assert_int_equal(o.ws->losses, losses + 1);
     assert_true(o.ws->live->lost_samples > 0);
-    assert_int_equal(o.ws->holders >> 1 & 1, 0);
+    assert_false(o.ws->peers.at[1].holder);
     /* It reports that they are there. */
     test_run_until(!o.ws->live->lost_samples, loop_turn(loop, 100));
     assert_int_equal(o.ws->losses, losses + 1);
@@ -571,6 +572,37 @@ static void test_gone_while_placed(void **state)
     assert_true(there > 0 && nothing > 0);
 }
 
+static struct wset *prepared(struct host *h)
+{
+    struct wset *ws = list_first(&h->pool->sets, struct wset, node);
+    return ws && wset_phase_in(ws, 1u << WSET_PREPARED) ? ws : NULL;
+}
+
+/* The node that is to commit a set is lost, and returns before the set is dropped as an orphan. */
+static void test_orphan_returns(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    struct wset *ws;
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    start(&h[0], token, nodes, 2);
+    start(&h[1], token, nodes, 2);
+    both_up(h);
+    pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(2000));
+    test_run_until((ws = prepared(&h[1])) != NULL, loop_turn(loop, 1));
+    NODES_SET_EVENT(h[1].cluster, ws, 0, .type = SET_ON_FORGET);
+    assert_true(wset_phase_in(ws, 1u << WSET_ORPHANED));
+    NODES_SET_EVENT(h[1].cluster, ws, 0, .type = SET_ON_HOLD, .conn = UINT64_MAX);
+    assert_true(wset_phase_in(ws, 1u << WSET_PREPARED));
+    test_run_until(o.done, loop_turn(loop, 10));
+    assert_non_null(o.ws);
+    test_run_until(wset_is_findable(ws), loop_turn(loop, 10));
+    pool_unlease(o.ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
 /* A new version for both or for none, and one at a time. */
 static void test_append(void **state)
 {
@@ -781,6 +813,7 @@ int main(void)
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_name_of_two_addresses),
         cmocka_unit_test(test_gone_while_placed),
+        cmocka_unit_test(test_orphan_returns),
         cmocka_unit_test(test_append),
         cmocka_unit_test(test_dropped_elsewhere),
         cmocka_unit_test(test_loop_goes_on),

@@ -103,7 +103,8 @@ int pool_region(struct pool *pool, uint64_t region_bytes, uint64_t used, struct 
 /* Stays only because it may be opened again. */
 static bool is_idle(const struct wset *ws)
 {
-    return wset_is_findable(ws) && ws->leases == 0 && ws->holders == 0 && !(ws->flags & PROTO_WS_EXPLICIT);
+    return wset_is_findable(ws) && ws->leases == 0 && ws->peers.nholders == 0 &&
+           !(ws->flags & PROTO_WS_EXPLICIT);
 }
 
 static void evict(struct pool *pool, struct wset *ws)

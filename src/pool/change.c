@@ -219,7 +219,7 @@ static int append_check(struct wset *old, const struct open_request *r, struct l
                          "'%s' was pushed by ranks of several nodes, and what they pushed has no source: "
                          "create another set for the new samples",
                          r->name);
-    if (old->lost_nodes)
+    if (old->peers.nlost)
         return error_set(err, LEAT_PEER_GONE,
                          "a node that holds part of '%s' is gone: append when it is back", r->name);
     if (!wset_is_loaded(old))

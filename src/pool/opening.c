@@ -135,7 +135,7 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
  * reads it, here or on another node, it is shared all the same: each job's processes would have a copy each. */
 static bool lacks_transient(struct wset *ws)
 {
-    return wset_is_findable(ws) && !ws->appender && ws->leases == 0 && !ws->holders &&
+    return wset_is_findable(ws) && !ws->appender && ws->leases == 0 && !ws->peers.nholders &&
            !(ws->flags & PROTO_WS_PUSHED) && wset_complete(ws) && wset_failed_transient(ws);
 }
 

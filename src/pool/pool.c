@@ -322,7 +322,7 @@ static void superseded_sweep(struct wset *ws)
 {
     if (!wset_phase_in(ws, 1u << WSET_SUPERSEDED) || ws->leases > 0)
         return;
-    if (ws->holders == 0)
+    if (ws->peers.nholders == 0)
         pool_drop(ws->pool, ws, POOL_SWEEP);
     else
         ws->pool->nodes->release(ws->pool->cluster, ws);
@@ -365,7 +365,7 @@ void pool_sweep(struct pool *pool, uint32_t uid)
         if (ws->leases > 0 || wset_is_uncommitted(ws) || (ws->flags & PROTO_WS_EXPLICIT) ||
             (uid != UINT32_MAX && ws->owner_uid != uid))
             continue;
-        if (ws->holders == 0)
+        if (ws->peers.nholders == 0)
             pool_drop(pool, ws, POOL_SWEEP);
         else if (pool->nodes) /* or two nodes would keep it for each other, for ever */
             pool->nodes->release(pool->cluster, ws);

@@ -70,7 +70,7 @@ static int still_good(struct preparing *p, struct leat_error *err)
         return p->err.code;
     if (wset_has_ended(ws) || (old && wset_has_ended(old)))
         return error_set(err, LEAT_STALE, "'%s' was dropped in the meantime", ws->name);
-    if (old && (old->lost_nodes || old->losses != p->losses))
+    if (old && (old->peers.nlost || old->losses != p->losses))
         return error_set(err, LEAT_PEER_GONE, "a node that holds part of '%s' was lost in the meantime",
                          ws->name);
     return 0;
@@ -84,7 +84,7 @@ static void prepare_done(struct work *work)
     if (rc < 0)
         appender_clear(ws);
     if (rc == 0)
-        wset_move(ws, ws->orphaned_ns ? WSET_ORPHANED : WSET_PREPARED);
+        wset_move(ws, ws->peers.orphaned_ns ? WSET_ORPHANED : WSET_PREPARED);
     else if (wset_phase_in(ws, 1u << WSET_NEW))
         wset_unref(ws); /* was never listed */
     else
@@ -162,7 +162,7 @@ void pool_commit(struct pool *pool, struct wset *ws)
         return;
     struct wset *old = TAKE_PTR(ws->replaces);
     wset_move(ws, WSET_LIVE);
-    ws->orphaned_ns = 0;
+    ws->peers.orphaned_ns = 0;
     if (old)
         pool_supersede(pool, old);
     wset_unref(old);

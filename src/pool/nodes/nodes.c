@@ -13,29 +13,25 @@
 #include "base/size.h"
 #include "leat/leat.h"
 #include "pool/source/access.h"
-#include "cluster/placement.h"
+#include "cluster/catchup.h"
 #include "pool/region/region.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <xxhash.h>
 
 #define READY_QUEUED (8 * MIB) /* for one node, of what is told as it is made */
-#define TICK_NS      (2 * NS_PER_S)
-#define SILENCE_NS   (20 * NS_PER_S) /* readers wait 30 s, and then still have to get it from the source */
 
-static unsigned link_number(const struct peer *peer)
+static unsigned link_number(const struct node_link *link)
 {
-    const struct cluster_link *link = peer_user(peer);
     return (unsigned)(link - link->cluster->links);
 }
 
 bool cluster_is_up(const struct cluster *c, unsigned n)
 {
-    const struct cluster_link *link = &c->links[n];
-    return n != c->self && link->peer && link->introduced && peer_state(link->peer) == PEER_UP;
+    const struct node_link *link = &c->links[n];
+    return link->state.state == LINK_UP && peer_state(link->peer) == PEER_UP;
 }
 
 void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body)
@@ -46,7 +42,7 @@ void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct byt
 
 struct reinstall {
     struct cluster *cluster;
-    struct wset *ws; /* a reference: its index is what is sent */
+    struct wset *ws; /* a reference */
     unsigned node;
 };
 
@@ -58,9 +54,9 @@ static void reinstalled(void *user, struct peer_reply *reply)
     else if (reply->status != LEAT_PEER_GONE)
         log_info("node %s does not fill its regions of %s again: %s", r->cluster->config.nodes[r->node],
                  r->ws->spec, reply->message);
-    /* What was told before it had the set it did not keep. */
-    if (reply->status != LEAT_PEER_GONE)
-        nodes_catch_up(r->cluster, r->ws, r->node);
+    /* It was dropped here since: FORGET came before the host had it. */
+    if (reply->status == 0 && wset_has_ended(r->ws))
+        nodes_send_forget(r->cluster, r->ws, r->node, false, false);
     wset_unref(r->ws);
     free(r);
 }
@@ -72,41 +68,26 @@ static void reinstall(struct cluster *c, struct wset *ws, unsigned n)
     if (!r)
         return;
     *r = (struct reinstall){c, wset_ref(ws), n};
-    if (ws->remote)
-        nodes_send_access(c, n, ws->owner_uid, ws->spec, ws->access);
-    struct bytes_out body = {0};
-    nodes_put_install(ws, 0, &body);
-    if (body.failed || peer_call(c->links[n].peer, PROTO_INSTALL, &body, ws->index.blob, ws->index.blob_bytes,
-                                 NULL, reinstalled, r) < 0) {
+    if (nodes_install(c, ws, n, 0, reinstalled, r) < 0) {
         wset_unref(ws);
         free(r);
     }
-    bytes_out_fini(&body);
 }
 
 static void resync_answer(void *user, struct peer_reply *reply)
 {
     struct resync *r = user;
     struct wset *ws = pool_find_uuid(r->cluster->pool, r->uuid);
+    struct proto_resync_reply m = {0};
+    if (reply->status == 0)
+        proto_resync_reply_get(reply->body, reply->body_bytes, &m);
+    enum set_event_type type = reply->status == LEAT_PEER_GONE   ? SET_ON_SILENT
+                               : reply->status == LEAT_NOT_FOUND ? SET_ON_LACKING
+                               : reply->status < 0               ? SET_ON_REFUSED
+                               : m.filled == 1                   ? SET_ON_COMPLETE
+                                                                 : SET_ON_FILLING;
     if (ws)
-        ws->resyncing &= ~(1ull << r->node);
-    struct proto_resync_reply m;
-    if (ws && reply->status == 0) {
-        if ((ws->lost_nodes >> r->node & 1) && !proto_resync_reply_get(reply->body, reply->body_bytes, &m) &&
-            m.filled == 1) {
-            wset_node_back(ws, r->node);
-            wset_progressed(ws);
-        }
-    } else if (ws && reply->status != LEAT_PEER_GONE) {
-        /* It is up and does not have the set: it was started anew. */
-        if (!(ws->lost_nodes >> r->node & 1)) {
-            wset_node_lost(ws, r->node);
-            wset_progressed(ws);
-        }
-        if (reply->status == LEAT_NOT_FOUND && !(ws->flags & PROTO_WS_PUSHED) && wset_is_findable(ws) &&
-            cluster_is_up(r->cluster, r->node))
-            reinstall(r->cluster, ws, r->node);
-    }
+        NODES_SET_EVENT(r->cluster, ws, r->node, .type = type);
     free(r);
 }
 
@@ -120,7 +101,7 @@ static void put_flags(const struct wset *ws, uint32_t flags, struct bytes_out *b
 
 void nodes_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags)
 {
-    struct resync *r = cluster_is_up(c, n) ? malloc(sizeof(*r)) : NULL;
+    struct resync *r = n < ws->peers.n && cluster_is_up(c, n) ? malloc(sizeof(*r)) : NULL;
     if (!r)
         return;
     *r = (struct resync){.cluster = c, .node = n};
@@ -130,7 +111,7 @@ void nodes_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags
     if (peer_call(c->links[n].peer, PROTO_RESYNC, &body, NULL, 0, NULL, resync_answer, r) < 0)
         free(r);
     else
-        ws->resyncing |= 1ull << n;
+        ws->peers.at[n].asked = true;
     bytes_out_fini(&body);
 }
 
@@ -143,136 +124,165 @@ bool cluster_hosts(const struct wset *ws, unsigned n)
     return false;
 }
 
-static void node_lost(struct cluster *c, unsigned n)
+/* A host is to keep ws: for clients of this node, or until it is placed. */
+static uint32_t hold_flag(const struct wset *ws)
 {
-    list_for_each_safe (node, &c->pool->sets) {
-        struct wset *ws = container_of(node, struct wset, node);
-        if (ws->nnodes && cluster_hosts(ws, n)) {
-            wset_node_lost(ws, n);
-            wset_progressed(ws);
-        }
+    return ws->holding || (wset_is_uncommitted(ws) && ws->peers.placer == MEMBER_NONE) ? RESYNC_HOLD : 0;
+}
+
+static void set_act(struct cluster *c, struct wset *ws, unsigned n, unsigned actions)
+{
+    if (actions & SET_COMMIT)
+        nodes_send_commit(c, ws, n);
+    if (actions & SET_CATCH_UP)
+        nodes_catch_up(c, ws, n);
+    if (actions & (SET_ASK_ALL | SET_ASK))
+        nodes_resync(c, ws, n, hold_flag(ws) | (actions & SET_ASK_ALL ? RESYNC_TELL : 0));
+    if (actions & SET_LOSE)
+        wset_node_lost(ws, n);
+    if (actions & SET_REGAIN)
+        wset_node_back(ws, n);
+    if (actions & (SET_LOSE | SET_REGAIN))
+        wset_progressed(ws);
+    if (actions & SET_REINSTALL)
+        reinstall(c, ws, n);
+    if (actions & SET_DROP)
+        pool_drop(c->pool, ws, POOL_SWEEP);
+}
+
+/* One that is being prepared moves when it is: pool/prepare.c. */
+static void note_orphan(struct wset *ws)
+{
+    enum wset_phase to = ws->peers.orphaned_ns ? WSET_ORPHANED : WSET_PREPARED;
+    if (wset_is_committable(ws) && !wset_phase_in(ws, 1u << to))
+        wset_move(ws, to);
+}
+
+void nodes_set_event(struct cluster *c, struct wset *ws, unsigned n, struct set_event e)
+{
+    if (n >= ws->peers.n)
+        return;
+    e.host = cluster_hosts(ws, n);
+    e.up = cluster_is_up(c, n);
+    e.prepared = wset_is_uncommitted(ws);
+    e.in_use = ws->leases > 0 || (ws->flags & PROTO_WS_EXPLICIT);
+    e.refill = !(ws->flags & PROTO_WS_PUSHED) && wset_is_findable(ws);
+    unsigned actions = set_nodes_step(&ws->peers, n, &e, clock_now_ns());
+    note_orphan(ws);
+    set_act(c, ws, n, actions);
+}
+
+void nodes_set_taken(struct cluster *c, struct wset *ws, enum set_event_type type)
+{
+    for (unsigned n = 0; n < c->config.nnodes; n++) {
+        if (n != c->self)
+            NODES_SET_EVENT(c, ws, n, .type = type);
     }
 }
 
-/*
- * A daemon that was started anew and answers by another address than the old one's comes up without having gone down. Its regions are
- * gone all the same, whoever may have had it install our sets since.
- */
-static void link_incarnation(struct cluster_link *link, uint64_t incarnation)
+static void sets_event(struct cluster *c, unsigned n, enum set_event_type type)
 {
-    struct cluster *c = link->cluster;
-    unsigned n = (unsigned)(link - c->links);
-    if (link->incarnation && incarnation != link->incarnation) {
+    list_for_each_safe (node, &c->pool->sets)
+        NODES_SET_EVENT(c, container_of(node, struct wset, node), n, .type = type);
+}
+
+static void member_changed(void *user, uint32_t n, enum member_change change)
+{
+    struct cluster *c = user;
+    switch (change) {
+    case MEMBER_UP:
+        log_info("node %s is up", c->config.nodes[n]);
+        access_cache_share(c->pool, n);
+        sets_event(c, n, SET_ON_UP);
+        break;
+    case MEMBER_RESTARTED:
         log_info("node %s was restarted", c->config.nodes[n]);
-        node_lost(c, n);
-        nodes_confirm(c, n);
+        sets_event(c, n, SET_ON_LOST);
+        nodes_link_event(c, n, LINK_ON_RESTARTED);
+        break;
+    case MEMBER_DOWN:
+        sets_event(c, n, SET_ON_LOST);
     }
-    link->incarnation = incarnation;
 }
 
 /* Its answer to NODE: what it has. */
-static void link_update(struct cluster_link *link, struct peer_reply *reply)
+static void link_update(struct node_link *link, const struct peer_reply *reply)
 {
     struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
     AUTO_MESSAGE(node_reply) m = {0};
-    if (reply->status < 0 || proto_node_reply_next(&in, &m) < 0)
+    if (proto_node_reply_next(&in, &m) < 0)
         return;
     link->known = true;
     link->cap_bytes = m.cap_bytes;
     link->used_bytes = m.used_bytes;
-    if (m.incarnation)
-        link_incarnation(link, m.incarnation);
+    membership_incarnation(link->cluster->members, link_number(link), m.incarnation);
 }
 
 /*
- * Is it the node that we mean? A name that leads elsewhere, or an address that has gone to another host, leads to a daemon that has
- * the token and the same list: it would take regions that are not its own, and nobody would fill them.
+ * Another node answers than the one that is meant. A name or an address that leads to another host leads to a daemon that has the
+ * token and the same list: it would take regions that are not its own, and no node would fill them.
  */
-static bool link_is_right(struct cluster_link *link, const struct peer_reply *reply)
+static void link_reject(struct node_link *link, const char *name)
 {
-    const struct cluster *c = link->cluster;
-    const char *meant = c->config.nodes[link - c->links];
-    struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
-    AUTO_MESSAGE(name) m;
-    int rc = proto_name_next(&in, &m);
-    if (rc == 0 && strcmp(m.name, meant) == 0)
-        return true;
+    const char *meant = link->cluster->config.nodes[link_number(link)];
     char why[320];
     snprintf(why, sizeof(why),
              "%.140s answers there: does the name or address lead to the right host, and is nodes the same "
              "on both?",
-             rc == 0 ? m.name : "no node");
+             name ? name : "no node");
     peer_reject(link->peer, LEAT_INVALID, why);
     if (peer_state(link->peer) != PEER_DOWN && !link->logged_wrong) {
         log_warning("an address of node %s is not its own: %s", meant, why);
         link->logged_wrong = true;
     }
-    return false;
 }
 
-static void link_identified(struct cluster_link *link)
+static void answered(void *user, struct peer_reply *reply)
 {
+    struct node_link *link = user;
     struct cluster *c = link->cluster;
-    unsigned n = (unsigned)(link - c->links);
-    link->introduced = true;
-    link->logged_down = 0;
-    peer_accept(link->peer);
-    log_info("node %s is up", c->config.nodes[n]);
-    access_cache_share(c->pool, n);
-    list_for_each (node, &c->pool->sets) {
-        struct wset *ws = container_of(node, struct wset, node);
-        if (ws->nnodes == 0)
-            continue;
-        nodes_send_commit(c, ws, n); /* before all else: it may have prepared the set and not heard of it */
-        nodes_catch_up(c, ws, n);
-        if (cluster_hosts(ws, n))
-            nodes_resync(c, ws, n, RESYNC_TELL | (ws->holding ? RESYNC_HOLD : 0));
-    }
-}
-
-static void noted(void *user, struct peer_reply *reply)
-{
-    struct cluster_link *link = user;
-    link->pinged = false;
-    if (reply->status < 0 || peer_state(link->peer) != PEER_UP || !link_is_right(link, reply))
+    unsigned n = link_number(link);
+    if (reply->status < 0 || peer_state(link->peer) != PEER_UP) {
+        nodes_link_event(c, n, LINK_ON_UNANSWERED);
         return;
-    link_identified(link);
-    link_update(link, reply);
+    }
+    struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
+    AUTO_MESSAGE(name) m = {0};
+    bool right = proto_name_next(&in, &m) == 0 && strcmp(m.name, c->config.nodes[n]) == 0;
+    if (nodes_link_event(c, n, right ? LINK_ON_IDENTIFIED : LINK_ON_OTHER) & LINK_REJECT)
+        link_reject(link, m.name);
+    if (right)
+        link_update(link, reply);
 }
 
-static void link_up(struct peer *peer)
+/* Who and what is there? It learns who we are, too. */
+static void link_ask(struct node_link *link)
 {
-    struct cluster_link *link = peer_user(peer);
     struct bytes_out body = {0};
-    link->introduced = false; /* by this connection */
-    link->pinged = true;
-    link->pinged_ns = clock_now_ns();
     proto_name_put(&body, &(struct proto_name){link->cluster->config.self});
-    peer_call(peer, PROTO_NODE, &body, NULL, 0, NULL, noted, link); /* who we are, and who is there? */
+    if (peer_call(link->peer, PROTO_NODE, &body, NULL, 0, NULL, answered, link) < 0)
+        nodes_link_event(link->cluster, link_number(link), LINK_ON_UNANSWERED);
     bytes_out_fini(&body);
 }
 
-static void pong(void *user, struct peer_reply *reply)
+unsigned nodes_link_event(struct cluster *c, unsigned n, enum link_event event)
 {
-    struct cluster_link *link = user;
-    link->pinged = false;
-    link_update(link, reply);
-}
-
-/* A node that is stopped, or stuck, keeps its connections: only an answer tells. What waits for it is answered with its loss. */
-static void link_look_after(struct cluster_link *link, unsigned n)
-{
-    struct cluster *c = link->cluster;
-    uint64_t now = clock_now_ns();
-    if (link->pinged && now - link->pinged_ns > SILENCE_NS) {
-        peer_fail(link->peer, LEAT_TIMED_OUT, "the node does not answer");
-    } else if (!link->pinged && cluster_is_up(c, n)) {
-        struct bytes_out body = {0};
-        proto_name_put(&body, &(struct proto_name){c->config.self});
-        link->pinged = peer_call(link->peer, PROTO_NODE, &body, NULL, 0, NULL, pong, link) == 0;
-        link->pinged_ns = now;
-        bytes_out_fini(&body);
+    struct node_link *link = &c->links[n];
+    unsigned actions = link_step(&link->state, event, clock_now_ns());
+    if (actions & LINK_ASK)
+        link_ask(link);
+    if (actions & LINK_BECAME_UP) {
+        link->logged_down = 0;
+        peer_accept(link->peer);
+        membership_up(c->members, n);
     }
+    if (actions & LINK_WENT_DOWN)
+        membership_down(c->members, n);
+    if (actions & LINK_DISCONNECT)
+        peer_fail(link->peer, LEAT_TIMED_OUT, "the node does not answer");
+    if (actions & LINK_EXPIRE)
+        sets_event(c, n, SET_ON_EXPIRE);
+    return actions;
 }
 
 static void tick(struct loop_timer *timer)
@@ -280,32 +290,37 @@ static void tick(struct loop_timer *timer)
     struct cluster *c = container_of(timer, struct cluster, tick);
     for (unsigned n = 0; n < c->config.nnodes; n++) {
         if (n != c->self)
-            link_look_after(&c->links[n], n);
+            nodes_link_event(c, n, LINK_ON_TICK);
     }
     /* A node that came back fills its regions again: when it is through, they are there again. */
     list_for_each (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        for (unsigned n = 0; ws->lost_nodes && !wset_is_uncommitted(ws) && n < c->config.nnodes; n++) {
-            if ((ws->lost_nodes & ~ws->resyncing) >> n & 1)
-                nodes_resync(c, ws, n, 0);
+        for (unsigned n = 0; ws->peers.nlost && n < ws->peers.n; n++) {
+            if (ws->peers.at[n].lost)
+                NODES_SET_EVENT(c, ws, n, .type = SET_ON_TICK);
         }
     }
     access_cache_tick(c->pool);
     nodes_drop_orphans(c);
-    nodes_expire_unconfirmed(c);
-    loop_timer_set(c->loop, &c->tick, clock_now_ns() + TICK_NS);
+    loop_timer_set(c->loop, &c->tick, clock_now_ns() + LINK_TICK_NS);
+}
+
+static void link_up(struct peer *peer)
+{
+    struct node_link *link = peer_user(peer);
+    nodes_link_event(link->cluster, link_number(link), LINK_ON_CONNECTED);
 }
 
 static void link_down(struct peer *peer, int status, const char *message)
 {
-    struct cluster_link *link = peer_user(peer);
+    struct node_link *link = peer_user(peer);
     struct cluster *c = link->cluster;
-    unsigned n = link_number(peer);
+    unsigned n = link_number(link);
     if (link->logged_down != status) {
         log_warning("node %s cannot be reached: %s", c->config.nodes[n], message);
         link->logged_down = status;
     }
-    node_lost(c, n);
+    nodes_link_event(c, n, LINK_ON_DISCONNECTED);
 }
 
 struct dial {
@@ -326,7 +341,7 @@ unsigned cluster_nodes(const struct cluster *c)
 
 void cluster_node(const struct cluster *c, unsigned n, struct cluster_node_view *ret)
 {
-    const struct cluster_link *link = &c->links[n];
+    const struct node_link *link = &c->links[n];
     bool self = n == c->self;
     *ret = (struct cluster_node_view){
         .address = c->config.nodes[n],
@@ -363,7 +378,7 @@ static void ready_on_loop(void *arg)
     for (unsigned n = 0; n < c->config.nnodes; n++) {
         if (!cluster_is_up(c, n))
             continue;
-        if (p->records.len + peer_queued(c->links[n].peer) > READY_QUEUED)
+        if (catchup_instead(p->records.len, peer_queued(c->links[n].peer), READY_QUEUED))
             nodes_catch_up(c, p->ws, n);
         else
             nodes_send_records(c, p->ws, n, p->records.data, p->records.len, NULL, NULL);
@@ -406,9 +421,11 @@ struct describing {
     struct list node;
     struct cluster *cluster;
     struct open_request *request;
-    char *spec; /* NULL: by name */
-    uint64_t tried;
-    unsigned first; /* by name: asked before the others, or UINT32_MAX */
+    char *spec;     /* NULL: by name */
+    unsigned first; /* by name: asked before the others, or MEMBER_NONE */
+    bool no_others; /* no other node is asked any more */
+    bool begun;
+    bool tried[]; /* one for each member */
 };
 
 static void describe_next(struct describing *d);
@@ -431,10 +448,10 @@ static void described(void *user, struct peer_reply *reply)
     struct describing *d = user;
     struct leat_error err = {0};
     if (reply->status == LEAT_UNSUPPORTED && d->spec)
-        d->tried = UINT64_MAX; /* it has a set of its own, that others cannot read there */
+        d->no_others = true; /* it has a set of its own, that others cannot read there */
     /* Whether an append was made there before the node went nobody knows: it is not asked for twice. */
     bool elsewhere = reply->status == LEAT_PEER_GONE && !d->request->append;
-    if (elsewhere || (reply->status == LEAT_NOT_FOUND && !d->spec) || d->tried == UINT64_MAX) {
+    if (elsewhere || (reply->status == LEAT_NOT_FOUND && !d->spec) || d->no_others) {
         describe_next(d);
         return;
     }
@@ -444,21 +461,15 @@ static void described(void *user, struct peer_reply *reply)
         describe_end(d, NULL, &err);
 }
 
-/* Rendezvous: every node ranks the live nodes alike for a source. */
-static unsigned coordinator(const struct cluster *c, const char *spec, uint64_t tried)
+static bool may_coordinate(const void *user, uint32_t n)
 {
-    unsigned best = UINT32_MAX;
-    uint64_t best_score = 0;
-    for (unsigned n = 0; n < c->config.nnodes; n++) {
-        if ((tried >> n & 1) || (n != c->self && !cluster_is_up(c, n)))
-            continue;
-        uint64_t score = XXH3_64bits_withSeed(spec, strlen(spec), n + 1);
-        if (best == UINT32_MAX || score > best_score) {
-            best = n;
-            best_score = score;
-        }
-    }
-    return best;
+    const struct describing *d = user;
+    return !d->no_others && !d->tried[n] && (n == d->cluster->self || cluster_is_up(d->cluster, n));
+}
+
+static unsigned coordinator(const struct describing *d)
+{
+    return membership_coordinator(d->cluster->members, d->spec, may_coordinate, d);
 }
 
 /* With what its opener brought to read it, sealed. */
@@ -483,13 +494,13 @@ static void describe_next(struct describing *d)
 {
     struct cluster *c = d->cluster;
     struct open_request *r = d->request;
-    unsigned n = d->spec ? coordinator(c, d->spec, d->tried) : d->tried ? UINT32_MAX : d->first;
-    for (unsigned k = 0; !d->spec && k < c->config.nnodes && n == UINT32_MAX; k++) {
-        if (cluster_is_up(c, k) && !(d->tried >> k & 1))
+    unsigned n = d->spec ? coordinator(d) : d->begun ? MEMBER_NONE : d->first;
+    for (unsigned k = 0; !d->spec && k < c->config.nnodes && n == MEMBER_NONE; k++) {
+        if (k != c->self && may_coordinate(d, k))
             n = k;
     }
-    if (n == c->self || (n == UINT32_MAX && d->spec)) {
-        /* It is on us after all. */
+    if (n == c->self || (n == MEMBER_NONE && d->spec)) {
+        /* This node is the coordinator: open locally. */
         list_remove(&d->node);
         r->local = true;
         free(d->spec);
@@ -501,13 +512,13 @@ static void describe_next(struct describing *d)
         return;
     }
     struct leat_error err;
-    if (n == UINT32_MAX) {
+    if (n == MEMBER_NONE) {
         error_set(&err, LEAT_NOT_FOUND, "no working set '%s' on any node: see `leat ls`",
                   r->append ? r->name : r->uri + strlen("leat://"));
         describe_end(d, NULL, &err);
         return;
     }
-    d->tried |= 1ull << n;
+    d->tried[n] = d->begun = true;
     struct bytes_out body = {0};
     int rc = describe_put(c, n, r, &body);
     if (rc == 0)
@@ -518,20 +529,34 @@ static void describe_next(struct describing *d)
         describe_next(d);
 }
 
+static struct describing *describing_new(struct cluster *c, struct open_request *r)
+{
+    struct describing *d = calloc(1, sizeof(*d) + c->config.nnodes);
+    if (d) {
+        d->cluster = c;
+        d->request = r;
+        d->first = MEMBER_NONE;
+    }
+    return d;
+}
+
+static void describe_begin(struct describing *d)
+{
+    list_push_back(&d->cluster->describing, &d->node);
+    describe_next(d);
+}
+
 static bool nodes_open(struct cluster *c, struct open_request *r, const char *spec)
 {
-    if (r->local || (spec && coordinator(c, spec, 0) == c->self))
+    struct describing *d = r->local ? NULL : describing_new(c, r);
+    if (!d)
         return false;
-    struct describing *d = calloc(1, sizeof(*d));
-    if (!d || (spec && !(d->spec = strdup(spec)))) {
+    if (spec && (!(d->spec = strdup(spec)) || coordinator(d) == c->self)) {
+        free(d->spec);
         free(d);
         return false;
     }
-    d->cluster = c;
-    d->request = r;
-    d->first = UINT32_MAX;
-    list_push_back(&c->describing, &d->node);
-    describe_next(d);
+    describe_begin(d);
     return true;
 }
 
@@ -548,13 +573,12 @@ static unsigned append_node(const struct cluster *c, const struct wset *ws)
 static bool nodes_append(struct cluster *c, struct open_request *r)
 {
     const struct wset *ws = pool_find_name(c->pool, r->name, r->uid, r->gid);
-    unsigned n = ws ? append_node(c, ws) : UINT32_MAX;
-    struct describing *d = r->local || n == c->self ? NULL : calloc(1, sizeof(*d));
+    unsigned n = ws ? append_node(c, ws) : MEMBER_NONE;
+    struct describing *d = r->local || n == c->self ? NULL : describing_new(c, r);
     if (!d)
         return false;
-    *d = (struct describing){.cluster = c, .request = r, .first = n};
-    list_push_back(&c->describing, &d->node);
-    describe_next(d);
+    d->first = n;
+    describe_begin(d);
     return true;
 }
 
@@ -652,7 +676,7 @@ static void rail_note(struct cluster *c, uint32_t node, unsigned rail, const cha
 
 enum cluster_rail_state cluster_rail(const struct cluster *c, unsigned n, unsigned k, const char **ret_why)
 {
-    const struct cluster_link *link = &c->links[n];
+    const struct node_link *link = &c->links[n];
     *ret_why = link->rails[k].why;
     /* What answers for all of the node answers for the address that it came by. */
     if (cluster_is_up(c, n) && peer_address(link->peer) == k)
@@ -663,12 +687,8 @@ enum cluster_rail_state cluster_rail(const struct cluster *c, unsigned n, unsign
 /* A rail that leads to another node of the list would be asked for regions which that one has not got. */
 static bool dial_is_right(const struct dial *d, const char *name)
 {
-    const struct cluster_config *config = &d->cluster->config;
-    for (unsigned n = 0; n < config->nnodes; n++) {
-        if (n != d->to && strcmp(config->nodes[n], name) == 0)
-            return false;
-    }
-    return true;
+    uint32_t n = membership_find(d->cluster->members, name);
+    return n == MEMBER_NONE || n == d->to;
 }
 
 static void dial_up(struct peer *peer)
@@ -694,7 +714,7 @@ static void dial_down(struct peer *peer, int status, const char *message)
     /* It let go of the set and we did not hear of it: asked, it says so, and is told to hold it again. */
     struct wset *ws = status == LEAT_STALE ? pool_find_uuid(d->cluster->pool, d->uuid) : NULL;
     if (ws)
-        nodes_resync(d->cluster, ws, d->to, RESYNC_TELL | (ws->holding ? RESYNC_HOLD : 0));
+        nodes_resync(d->cluster, ws, d->to, RESYNC_TELL | hold_flag(ws));
     if (d->done)
         dial_end(d, status, message);
 }
@@ -750,32 +770,35 @@ static const struct peer_ops link_ops = {.up = link_up, .down = link_down};
 int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_config *config,
                 struct cluster **ret_cluster, struct leat_error *err)
 {
-    assert(config->nnodes <= CLUSTER_NODES_MAX); /* config_finish has seen to that */
     struct cluster *c = calloc(1, sizeof(*c));
     if (!c)
         return error_set(err, -ENOMEM, "out of memory");
     c->loop = loop;
     c->pool = pool;
     c->config = *config;
-    c->self = UINT32_MAX;
     while (c->incarnation == 0)
         if (getrandom(&c->incarnation, sizeof(c->incarnation), 0) < 0)
             c->incarnation = clock_now_ns() ^ (uint64_t)getpid() << 32;
     list_init(&c->describing);
     list_init(&c->dials);
     list_init(&c->pending_installs);
-    int rc = 0;
-    for (unsigned n = 0; n < config->nnodes; n++) {
-        if (strcmp(config->nodes[n], config->self) == 0)
-            c->self = n;
+    int rc =
+        membership_static_new(config->nodes, config->nnodes, config->self, c->incarnation, &c->members, err);
+    if (rc == 0 && !(c->links = calloc(config->nnodes, sizeof(*c->links))))
+        rc = error_set(err, -ENOMEM, "out of memory");
+    if (rc < 0) {
+        membership_free(c->members);
+        free(c);
+        return rc;
     }
-    if (c->self == UINT32_MAX)
-        rc = error_set(err, LEAT_INVALID,
-                       "nodes does not contain listen = %s: write it there as the other nodes do",
-                       config->self);
-    for (unsigned n = 0; rc == 0 && n < config->nnodes; n++) {
+    c->self = c->members->self;
+    c->members->changed = member_changed;
+    c->members->user = c;
+    for (unsigned n = 0; n < config->nnodes; n++) {
         c->links[n].cluster = c;
         list_init(&c->links[n].catchup_queue);
+    }
+    for (unsigned n = 0; rc == 0 && n < config->nnodes; n++) {
         if (n == c->self)
             continue;
         struct peer_config pc = {
@@ -797,7 +820,7 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
         return rc;
     }
     c->tick.fire = tick;
-    loop_timer_set(loop, &c->tick, clock_now_ns() + TICK_NS);
+    loop_timer_set(loop, &c->tick, clock_now_ns() + LINK_TICK_NS);
     pool->cluster = c;
     pool->nodes = &nodes_ops;
     *ret_cluster = c;
@@ -821,5 +844,7 @@ void cluster_free(struct cluster *c)
     list_for_each_safe (node, &c->dials)
         dial_free(container_of(node, struct dial, node));
     nodes_end_pending_installs(c);
+    membership_free(c->members);
+    free(c->links);
     free(c);
 }

@@ -8,7 +8,7 @@
  *   each host fills its own regions and tells all nodes which pieces of which samples are there (READY)
  *
  * A host keeps a set as long as somebody holds it: its own clients' leases, and the nodes that installed or described it
- * (wset.holders), each until it says FORGET or its connection ends. When a host is lost its samples turn LOST: readers get
+ * (wset.peers), each until it says FORGET or its connection ends. When a host is lost its samples turn LOST: readers get
  * them from the source through their own daemon. When it is back with the set still in its memory, they are read from it again.
  */
 #ifndef POOL_NODES_H
@@ -22,7 +22,7 @@ struct conn_message;
 struct loop;
 struct rpc_session;
 
-#define CLUSTER_NODES_MAX 64u /* holders are a bit mask */
+#define CLUSTER_NODES_MAX 64u /* of a list: each node keeps a connection to each other one */
 
 struct cluster_config {
     char **nodes; /* "host:port[,host:port]", the same list in the same order on every node */

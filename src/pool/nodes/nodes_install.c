@@ -133,14 +133,7 @@ static int replica_list(struct cluster *c, struct wset *ws, struct leat_error *e
             wset_node_lost(ws, c->self);
     }
     ws->holding = true;
-    for (unsigned n = 0; n < c->config.nnodes; n++) {
-        if (n == c->self || !cluster_hosts(ws, n))
-            continue;
-        if (cluster_is_up(c, n))
-            nodes_resync(c, ws, n, RESYNC_TELL | RESYNC_HOLD);
-        else
-            wset_node_lost(ws, n);
-    }
+    nodes_set_taken(c, ws, SET_ON_TAKEN);
     return 0;
 }
 
@@ -243,7 +236,7 @@ static int find_replaced(struct pending_install *a, struct wset *old)
     if (old->appender && old->appender != ws)
         return error_set(err, LEAT_BUSY, "'%s' is being appended to already: append when that is done",
                          ws->name);
-    if (old->lost_nodes)
+    if (old->peers.nlost)
         return error_set(err, LEAT_PEER_GONE, "a node that holds part of '%s' is gone there", ws->name);
     old->appender = ws;
     if (wset_complete(old))
@@ -284,14 +277,14 @@ static void install_go(struct pending_install *a)
     if (rc == 0 && (a->more.flags & INSTALL_PREPARE)) {
         ws->replaces = old ? wset_ref(old) : NULL;
         ws->first_new_address = old ? a->more.first_new_address : 0;
-        ws->placer = a->session->node;
+        ws->peers.placer = a->session->node;
         rc = pool_prepare(c->pool, ws, 0, install_prepared, a);
         if (rc == 0)
             return;
         error_set(&a->err, rc, "out of memory");
     } else {
-        if (rc == 0)
-            rc = pool_host(c->pool, ws, 0, &a->err);
+        if (rc == 0 && (rc = pool_host(c->pool, ws, 0, &a->err)) == 0)
+            nodes_set_taken(c, ws, SET_ON_TAKEN);
         if (rc < 0) {
             struct wset *held = pool_find_uuid(c->pool, a->more.replaces);
             if (held && held->appender == ws)

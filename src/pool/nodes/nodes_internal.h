@@ -5,6 +5,8 @@
 
 #include "base/bytes.h"
 #include "base/list.h"
+#include "cluster/links.h"
+#include "cluster/membership.h"
 #include "loop/loop.h"
 #include "rpc/addresses.h"
 #include "pool/nodes/nodes.h"
@@ -17,20 +19,16 @@ struct rail_state {
     char why[96];
 };
 
-struct cluster_link {
+struct node_link {
     struct cluster *cluster;
     struct rail_state rails[NET_ADDRESSES_MAX];
     struct resolve_address answered[NET_ADDRESSES_MAX]; /* which of a name's, last */
-    uint64_t gone_ns;  /* a connection that it made to us ended; 0: it is known what it holds */
-    struct peer *peer; /* NULL: ourselves */
-    bool pinged;
+    struct peer *peer;                                  /* NULL: ourselves */
+    struct cluster_link state;
     int logged_down;   /* the status that was logged last; 0: none since it was up */
     bool logged_wrong; /* that one of its addresses leads to somebody else */
-    uint64_t pinged_ns;
-    bool introduced; /* it has said that it is the one we mean; until then it is not up */
-    bool known;      /* what it answered last */
+    bool known;        /* what it answered last */
     uint64_t cap_bytes, used_bytes;
-    uint64_t incarnation;      /* 0: not told yet */
     struct list catchup_queue; /* nodes_requests.c: sets that it is told of, one after another */
 };
 
@@ -38,9 +36,10 @@ struct cluster {
     struct loop *loop;
     struct pool *pool;
     struct cluster_config config;
+    struct membership *members;
     unsigned self;
-    uint64_t incarnation; /* ours */
-    struct cluster_link links[CLUSTER_NODES_MAX];
+    uint64_t incarnation;    /* ours */
+    struct node_link *links; /* one for each member */
     struct list describing, dials;
     struct list pending_installs; /* nodes_install.c: INSTALL requests without an answer */
     struct loop_timer tick;       /* are the others alive; are lost regions back */
@@ -57,10 +56,13 @@ struct resync {
 
 /* The node that this is a connection of keeps ws here; nothing when it has not said which one it is. */
 void nodes_holder(struct wset *ws, const struct rpc_session *session);
-/* Of those who held sets here and did not come back in time. */
-void nodes_expire_unconfirmed(struct cluster *c);
-/* Node n was started anew: what the one before it held here is not held any more. */
-void nodes_confirm(struct cluster *c, unsigned n);
+/* What follows for ws from an event of node n (cluster/set_nodes.h) is done. It may end ws. */
+void nodes_set_event(struct cluster *c, struct wset *ws, unsigned n, struct set_event event);
+#define NODES_SET_EVENT(c, ws, n, ...) nodes_set_event(c, ws, n, (struct set_event){__VA_ARGS__})
+/* This node has ws since now: SET_ON_TAKEN or SET_ON_COMMITTED, for each other node. */
+void nodes_set_taken(struct cluster *c, struct wset *ws, enum set_event_type type);
+/* What follows for the link is done, but for LINK_REJECT, if that is returned. */
+unsigned nodes_link_event(struct cluster *c, unsigned n, enum link_event event);
 bool cluster_is_up(const struct cluster *c, unsigned n);
 void cluster_send(struct cluster *c, unsigned n, uint16_t type, const struct bytes_out *body);
 /* `bytes` of proto_ready_record as one message, to a node that is up; done (or NULL): when it was sent or dropped, which may be at once. */
@@ -78,8 +80,9 @@ void nodes_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags
 void nodes_describe(const struct wset *ws, struct bytes_out *out);
 int cluster_name_nodes(struct cluster *c, struct wset *ws);
 #define INSTALL_PREPARE 1u /* and wait for COMMIT; else it begins to fill */
-/* proto_ws of a set with what INSTALL says behind it. */
-void nodes_put_install(const struct wset *ws, uint32_t flags, struct bytes_out *body);
+/* Sends INSTALL to node n, with access and index; ws is kept until both are sent and answered. One answer, later; -errno: none. */
+int nodes_install(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags, peer_reply_fn answer,
+                  void *user);
 int nodes_on_install(struct cluster *c, struct rpc_session *session, struct conn_message *m);
 /* The session closed: its installs end without an answer. */
 void nodes_detach_installs(struct cluster *c, const struct rpc_session *session);
@@ -89,8 +92,7 @@ void nodes_commit(struct cluster *c, struct wset *ws);
 /* To one node, that may have missed it. */
 void nodes_send_commit(struct cluster *c, const struct wset *ws, unsigned n);
 int nodes_on_commit(struct cluster *c, const void *body, size_t len);
-/* The node that was to commit it (wset_is_uncommitted) is gone; those for whom nobody has done it since. */
-void nodes_orphan(struct wset *ws);
+/* Sets whose COMMIT cannot come any more. */
 void nodes_drop_orphans(struct cluster *c);
 /* nodes_access.c. Sealed to `aad`, for node n: appended to `out`. -ENOTCONN */
 int nodes_seal_access(struct cluster *c, unsigned n, struct access *access, const void *aad, size_t aad_len,

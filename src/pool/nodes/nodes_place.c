@@ -6,7 +6,7 @@
  *   COMMIT to every node, and each that hears of it tells all others, so that it reaches those whom we did not live to tell
  *
  * Failure modes: a node refuses its share, or goes: who prepared it is told to FORGET, and nothing was ever seen of it. We go in
- * the middle: nodes keep what they prepared for ORPHAN_NS, in which a COMMIT of another may reach them, and then drop it.
+ * the middle: nodes keep what they prepared for SET_ORPHAN_NS, in which a COMMIT of another may reach them, and then drop it.
  * Invariant: no node fills, and none says READY, before every host has the set listed.
  */
 #include "pool/nodes/nodes_internal.h"
@@ -16,11 +16,10 @@
 #include "base/size.h"
 #include "leat/leat.h"
 #include "cluster/placement.h"
+#include "cluster/placing.h"
 #include "pool/pool_internal.h"
 
 #include <stdio.h>
-
-#define ORPHAN_NS (10 * NS_PER_S)
 
 struct placing {
     struct cluster *cluster;
@@ -28,17 +27,17 @@ struct placing {
     uint64_t limit;
     pool_prepared_fn done;
     void *user;
-    unsigned waiting;
-    uint64_t free_bytes[CLUSTER_NODES_MAX];
-    bool accepted[CLUSTER_NODES_MAX];
+    struct placing_state state;
     struct leat_error err;
+    struct placing_node {
+        uint64_t free_bytes;
+        bool accepted;
+    } nodes[]; /* one for each member */
 };
 
 struct placing_call {
     struct placing *placing;
     unsigned node;
-    struct wset *ws; /* INSTALL: a reference, for the blob on its way */
-    unsigned refs;   /* INSTALL: the answer, and the blob */
 };
 
 /* --- COMMIT ------------------------------------------------------------------------------------------------------------ */
@@ -83,27 +82,19 @@ int nodes_on_commit(struct cluster *c, const void *body, size_t len)
     if (proto_commit_get(body, len, &m) < 0)
         return LEAT_CORRUPT;
     struct wset *ws = pool_find_uuid(c->pool, m.uuid), *before = pool_find_uuid(c->pool, m.replaces);
-    if (ws)
+    if (ws && wset_is_committable(ws)) {
         nodes_commit(c, ws);
-    else if (before)
+        nodes_set_taken(c, ws, SET_ON_COMMITTED);
+    } else if (!ws && before)
         pool_supersede(c->pool, before);
     return 0;
-}
-
-void nodes_orphan(struct wset *ws)
-{
-    if (ws->orphaned_ns)
-        return;
-    ws->orphaned_ns = clock_now_ns();
-    if (wset_phase_in(ws, 1u << WSET_PREPARED)) /* else it will be, when it is prepared */
-        wset_move(ws, WSET_ORPHANED);
 }
 
 void nodes_drop_orphans(struct cluster *c)
 {
     list_for_each_safe (node, &c->pool->sets) {
         struct wset *ws = container_of(node, struct wset, node);
-        if (!wset_is_uncommitted(ws) || !ws->orphaned_ns || clock_now_ns() - ws->orphaned_ns < ORPHAN_NS)
+        if (!wset_is_uncommitted(ws) || !set_nodes_orphaned(&ws->peers, clock_now_ns()))
             continue;
         log_info("the node that was to complete %s went away: it is dropped",
                  ws->name[0] ? ws->name : ws->spec);
@@ -123,23 +114,23 @@ static int hosts_check(struct placing *p)
     if (wset_has_ended(ws) || (old && wset_has_ended(old)))
         return error_set(&p->err, LEAT_STALE, "'%s' was dropped in the meantime", ws->name);
     for (unsigned n = 0; n < c->config.nnodes; n++) {
-        if (n != c->self && cluster_hosts(ws, n) && (!cluster_is_up(c, n) || (ws->lost_nodes >> n & 1)))
+        if (n != c->self && cluster_hosts(ws, n) && (!cluster_is_up(c, n) || ws->peers.at[n].lost))
             return error_set(&p->err, LEAT_PEER_GONE, "node %s went away", c->config.nodes[n]);
     }
     return 0;
 }
 
-static void placing_end(struct placing *p)
+static void placing_end(struct placing *p, enum placing_action action)
 {
     struct cluster *c = p->cluster;
     struct wset *ws = p->ws;
-    if (p->err.code == 0)
+    if (action == PLACING_COMMIT)
         p->err.code = hosts_check(p);
     if (p->err.code == 0) {
         nodes_commit(c, ws);
     } else {
         for (unsigned n = 0; n < c->config.nnodes; n++) {
-            if (p->accepted[n])
+            if (p->nodes[n].accepted)
                 nodes_send_forget(c, ws, n, true, true);
         }
         if (wset_is_uncommitted(ws))
@@ -150,34 +141,50 @@ static void placing_end(struct placing *p)
     free(p);
 }
 
+static void placing_answer(struct placing *p);
+
 static void installed(void *user, struct peer_reply *reply)
 {
     struct placing_call *call = user;
     struct placing *p = call->placing;
     if (reply->status == 0)
-        p->accepted[call->node] = true;
+        p->nodes[call->node].accepted = true;
     else if (p->err.code == 0)
         error_set(&p->err, reply->status, "node %s: %.180s", p->cluster->config.nodes[call->node],
                   reply->message);
-    if (--call->refs == 0) {
-        wset_unref(call->ws);
-        free(call);
-    }
-    if (--p->waiting == 0)
-        placing_end(p);
+    free(call);
+    placing_answer(p);
 }
 
-/* It may be sent after the answer: from a node that refuses early. */
-static void blob_sent(void *user, int status)
+struct install_call {
+    struct wset *ws; /* a reference, for the blob on its way */
+    peer_reply_fn answer;
+    void *user;
+    unsigned refs; /* the answer, and the blob */
+};
+
+static void install_call_unref(struct install_call *call)
 {
-    struct placing_call *call = user;
     if (--call->refs > 0)
         return;
     wset_unref(call->ws);
     free(call);
 }
 
-void nodes_put_install(const struct wset *ws, uint32_t flags, struct bytes_out *body)
+static void install_answered(void *user, struct peer_reply *reply)
+{
+    struct install_call *call = user;
+    call->answer(call->user, reply);
+    install_call_unref(call);
+}
+
+/* It may be sent after the answer: from a node that refuses early. */
+static void blob_sent(void *user, int status)
+{
+    install_call_unref(user);
+}
+
+static void put_install(const struct wset *ws, uint32_t flags, struct bytes_out *body)
 {
     struct proto_install m = {.flags = flags};
     if (ws->replaces) {
@@ -188,27 +195,51 @@ void nodes_put_install(const struct wset *ws, uint32_t flags, struct bytes_out *
     proto_install_put(body, &m);
 }
 
+int nodes_install(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags, peer_reply_fn answer,
+                  void *user)
+{
+    struct install_call *call = malloc(sizeof(*call));
+    if (!call)
+        return -ENOMEM;
+    *call = (struct install_call){wset_ref(ws), answer, user, 2};
+    if (ws->remote)
+        nodes_send_access(c, n, ws->owner_uid, ws->spec, ws->access);
+    struct bytes_out body = {0};
+    put_install(ws, flags, &body);
+    int rc = body.failed ? -ENOMEM
+                         : peer_call(c->links[n].peer, PROTO_INSTALL, &body, ws->index.blob,
+                                     ws->index.blob_bytes, blob_sent, install_answered, call);
+    bytes_out_fini(&body);
+    if (rc < 0) {
+        wset_unref(call->ws);
+        free(call);
+    }
+    return rc;
+}
+
 static int install_on(struct placing *p, unsigned n)
 {
     struct placing_call *call = malloc(sizeof(*call));
     if (!call)
         return -ENOMEM;
-    *call = (struct placing_call){p, n, wset_ref(p->ws), 2};
-    if (p->ws->remote)
-        nodes_send_access(p->cluster, n, p->ws->owner_uid, p->ws->spec, p->ws->access);
-    struct bytes_out body = {0};
-    nodes_put_install(p->ws, INSTALL_PREPARE, &body);
-    int rc = body.failed ? -ENOMEM
-                         : peer_call(p->cluster->links[n].peer, PROTO_INSTALL, &body, p->ws->index.blob,
-                                     p->ws->index.blob_bytes, blob_sent, installed, call);
-    bytes_out_fini(&body);
-    if (rc < 0) {
-        wset_unref(call->ws);
+    *call = (struct placing_call){p, n};
+    int rc = nodes_install(p->cluster, p->ws, n, INSTALL_PREPARE, installed, call);
+    if (rc < 0)
         free(call);
-        return rc;
+    else
+        placing_sent(&p->state);
+    return rc;
+}
+
+static void install_on_hosts(struct placing *p)
+{
+    for (unsigned n = 0; p->err.code == 0 && n < p->cluster->config.nnodes; n++) {
+        int rc = n != p->cluster->self && cluster_hosts(p->ws, n) ? install_on(p, n) : 0;
+        if (rc < 0)
+            error_set(&p->err, rc == -ENOTCONN ? LEAT_PEER_GONE : rc, "node %s went away",
+                      p->cluster->config.nodes[n]);
     }
-    p->waiting++;
-    return 0;
+    placing_answer(p);
 }
 
 static void prepared_here(void *user, const struct leat_error *err)
@@ -216,15 +247,7 @@ static void prepared_here(void *user, const struct leat_error *err)
     struct placing *p = user;
     if (err)
         p->err = *err;
-    p->waiting = 1;
-    for (unsigned n = 0; p->err.code == 0 && n < p->cluster->config.nnodes; n++) {
-        int rc = n != p->cluster->self && cluster_hosts(p->ws, n) ? install_on(p, n) : 0;
-        if (rc < 0)
-            error_set(&p->err, rc == -ENOTCONN ? LEAT_PEER_GONE : rc, "node %s went away",
-                      p->cluster->config.nodes[n]);
-    }
-    if (--p->waiting == 0)
-        placing_end(p);
+    placing_answer(p);
 }
 
 /* Takes a window and its tables out of what a node has free: a quarter, as on a host by itself. False: it does not fit. */
@@ -247,7 +270,7 @@ static int leave_window(struct placing *p, uint64_t need, uint64_t total)
     const unsigned self = p->cluster->self, nnodes = p->cluster->config.nnodes;
     uint64_t taken, other, left = 0;
     if ((ws->flags & PROTO_WS_PUSHED) || ws->replaces ||
-        !take_window(ws, &p->free_bytes[self], &ws->window_bytes, &taken)) {
+        !take_window(ws, &p->nodes[self].free_bytes, &ws->window_bytes, &taken)) {
         ws->window_bytes = 0;
         char needs[32], has[32];
         size_format(need, needs);
@@ -257,9 +280,9 @@ static int leave_window(struct placing *p, uint64_t need, uint64_t total)
     }
     for (unsigned n = 0; n < nnodes; n++) {
         uint64_t window;
-        if (n != self && !take_window(ws, &p->free_bytes[n], &window, &other))
-            p->free_bytes[n] = 0; /* whoever reads there has at least that little to read through */
-        left += align_down(p->free_bytes[n], ws->region_bytes);
+        if (n != self && !take_window(ws, &p->nodes[n].free_bytes, &window, &other))
+            p->nodes[n].free_bytes = 0; /* whoever reads there has at least that little to read through */
+        left += align_down(p->nodes[n].free_bytes, ws->region_bytes);
     }
     ws->pinned_end = MIN(left, total > taken ? total - taken : 0);
     ws->flags |= PROTO_WS_STREAMED;
@@ -273,26 +296,27 @@ static int map_regions(struct placing *p)
     struct wset *ws = p->ws;
     uint64_t region = ws->region_bytes, total = 0, first = ws->first_new_address / region;
     uint64_t need = align_up(ws->index.header->address_end, 4096) - ws->first_new_address;
-    struct placement_node nodes[CLUSTER_NODES_MAX];
-    p->free_bytes[c->self] = pool_free_bytes(c->pool);
+    AUTO_FREE struct placement_node *nodes = calloc(c->config.nnodes, sizeof(*nodes));
+    p->nodes[c->self].free_bytes = pool_free_bytes(c->pool);
     uint64_t tables = wset_table_bytes(&ws->index, true, &c->pool->set_config);
     for (unsigned n = 0; n < c->config.nnodes; n++) {
         /* Beside regions: the tables, which we have already, and scratch for one thread at least. */
         uint64_t least = (n == c->self ? 0 : tables) + ws->scratch_each;
-        p->free_bytes[n] -= MIN(p->free_bytes[n], least);
-        total += align_down(p->free_bytes[n], region);
+        p->nodes[n].free_bytes -= MIN(p->nodes[n].free_bytes, least);
+        total += align_down(p->nodes[n].free_bytes, region);
     }
     total = MIN(total, p->limit);
     int rc = need > total ? leave_window(p, need, total) : 0;
     if (rc < 0)
         return rc;
-    for (unsigned n = 0; n < c->config.nnodes; n++)
-        nodes[n] = (struct placement_node){p->free_bytes[n], p->free_bytes[n] / region};
+    for (unsigned n = 0; nodes && n < c->config.nnodes; n++)
+        nodes[n] = (struct placement_node){p->nodes[n].free_bytes, p->nodes[n].free_bytes / region};
     ws->nregions = (uint32_t)(first + div_up(MIN(need, ws->pinned_end), region));
     ws->regions = calloc(MAX(ws->nregions, 1u), sizeof(*ws->regions));
     AUTO_FREE uint32_t *map = calloc(MAX(ws->nregions, 1u), sizeof(*map));
-    rc = ws->regions && map ? placement_map(nodes, c->config.nnodes, ws->nregions - (uint32_t)first, map)
-                            : -ENOMEM;
+    rc = nodes && ws->regions && map
+             ? placement_map(nodes, c->config.nnodes, ws->nregions - (uint32_t)first, map)
+             : -ENOMEM;
     for (uint32_t g = 0; rc == 0 && g < ws->nregions; g++)
         ws->regions[g].node = g < first ? ws->replaces->regions[g].node : map[g - first];
     if (rc == 0)
@@ -305,7 +329,7 @@ static int map_regions(struct placing *p)
 int cluster_name_nodes(struct cluster *c, struct wset *ws)
 {
     ws->nodes = calloc(c->config.nnodes, sizeof(*ws->nodes));
-    if (!ws->nodes)
+    if (!ws->nodes || set_nodes_init(&ws->peers, c->config.nnodes) < 0)
         return -ENOMEM;
     ws->nnodes = c->config.nnodes;
     ws->self_node = c->self;
@@ -316,7 +340,7 @@ int cluster_name_nodes(struct cluster *c, struct wset *ws)
     return 0;
 }
 
-static void offers_complete(struct placing *p)
+static void map_and_prepare(struct placing *p)
 {
     struct pool *pool = p->cluster->pool;
     int rc = atomic_load(&pool->stopping) ? error_set(&p->err, -ECANCELED, "the daemon is ending")
@@ -325,9 +349,20 @@ static void offers_complete(struct placing *p)
         wset_unref(p->ws); /* the first reference, which nobody has taken yet */
     else if ((rc = pool_prepare(pool, p->ws, 0, prepared_here, p)) < 0)
         error_set(&p->err, rc, "out of memory");
-    p->err.code = MIN(p->err.code, rc);
     if (rc < 0)
-        placing_end(p);
+        placing_answer(p);
+}
+
+/* p may be gone afterwards. */
+static void placing_answer(struct placing *p)
+{
+    enum placing_action action = placing_answered(&p->state, p->err.code == 0);
+    if (action == PLACING_PREPARE)
+        map_and_prepare(p);
+    else if (action == PLACING_INSTALL)
+        install_on_hosts(p);
+    else if (action != PLACING_WAIT)
+        placing_end(p, action);
 }
 
 static void offered(void *user, struct peer_reply *reply)
@@ -337,16 +372,15 @@ static void offered(void *user, struct peer_reply *reply)
     if (reply->status == 0) {
         struct bytes_in in = bytes_in_of(reply->body, reply->body_bytes);
         AUTO_MESSAGE(node_reply) m;
-        p->free_bytes[call->node] = proto_node_reply_next(&in, &m) < 0 ? 0 : m.free_bytes;
+        p->nodes[call->node].free_bytes = proto_node_reply_next(&in, &m) < 0 ? 0 : m.free_bytes;
     }
     free(call);
-    if (--p->waiting == 0)
-        offers_complete(p);
+    placing_answer(p);
 }
 
 int nodes_place(struct cluster *c, struct wset *ws, uint64_t limit, pool_prepared_fn done, void *user)
 {
-    struct placing *p = calloc(1, sizeof(*p));
+    struct placing *p = calloc(1, sizeof(*p) + c->config.nnodes * sizeof(p->nodes[0]));
     if (!p) {
         wset_unref(ws);
         return -ENOMEM;
@@ -356,7 +390,7 @@ int nodes_place(struct cluster *c, struct wset *ws, uint64_t limit, pool_prepare
                           .limit = limit ? limit : UINT64_MAX,
                           .done = done,
                           .user = user,
-                          .waiting = 1};
+                          .state = placing_begin()};
     struct bytes_out body = {0};
     proto_name_put(&body, &(struct proto_name){c->config.self});
     for (unsigned n = 0; n < c->config.nnodes; n++) {
@@ -367,10 +401,9 @@ int nodes_place(struct cluster *c, struct wset *ws, uint64_t limit, pool_prepare
         if (peer_call(c->links[n].peer, PROTO_NODE, &body, NULL, 0, NULL, offered, call) < 0)
             free(call);
         else
-            p->waiting++;
+            placing_sent(&p->state);
     }
     bytes_out_fini(&body);
-    if (--p->waiting == 0)
-        offers_complete(p);
+    placing_answer(p);
     return 0;
 }

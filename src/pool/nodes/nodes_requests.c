@@ -9,6 +9,7 @@
 #include "base/clock.h"
 
 #include "base/crc32c.h"
+#include "cluster/catchup.h"
 #include "base/log.h"
 #include "leat/leat.h"
 #include "rpc/conn.h"
@@ -20,19 +21,12 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-/* For another connection of a node with several addresses: longer than it takes to find out that one is dead, and to make it. */
-#define DOUBT_NS (30 * NS_PER_S)
-
 static int on_node(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     AUTO_MESSAGE(name) who;
     if (proto_name_get(m->body, m->frame.body_bytes, &who) < 0)
         return LEAT_CORRUPT;
-    session->node = RPC_NODE_UNKNOWN;
-    for (unsigned n = 0; n < c->config.nnodes; n++) {
-        if (strcmp(c->config.nodes[n], who.name) == 0)
-            session->node = n;
-    }
+    session->node = membership_find(c->members, who.name); /* MEMBER_NONE is RPC_NODE_UNKNOWN */
     struct bytes_out body = {0};
     proto_node_reply_put(&body,
                          &(struct proto_node_reply){.name = c->config.self,
@@ -143,13 +137,11 @@ static int on_describe(struct cluster *c, struct rpc_session *session, struct co
 #define TELL_SAMPLES 4096u                                           /* of a pushed set at a time */
 
 /* All of a large set at once, or a little of each of many, would be more than a connection may have queued. */
-struct catchup {
+struct catchup_job {
     struct list node; /* link->catchup_queue; the first is under way */
-    struct cluster_link *link;
-    struct wset *ws; /* a reference */
-    bool out;        /* a portion is being sent */
-    bool again;      /* more was filled meanwhile */
-    uint64_t at;     /* segment, or sample of a pushed set */
+    struct node_link *link;
+    struct wset *ws;      /* a reference */
+    struct catchup state; /* at: segment, or sample of a pushed set */
     struct bytes_out records;
     size_t sent; /* of them */
 };
@@ -157,7 +149,7 @@ struct catchup {
 static void tell_part(void *user, uint64_t i, unsigned f, const struct index_part *part, uint64_t offset,
                       uint64_t bytes)
 {
-    struct catchup *t = user;
+    struct catchup_job *t = user;
     struct wset *ws = t->ws;
     if (wset_sample_state(ws, i) == LIVE_FAILED) {
         proto_ready_record_put(
@@ -185,19 +177,19 @@ static void tell_part(void *user, uint64_t i, unsigned f, const struct index_par
 /* Also of samples that are not whole yet: the rest is told by whoever holds it. */
 static void tell_piece(void *user, uint64_t i, unsigned f, uint64_t offset, uint64_t bytes, uint32_t crc)
 {
-    proto_ready_record_put(&((struct catchup *)user)->records,
+    proto_ready_record_put(&((struct catchup_job *)user)->records,
                            &(struct proto_ready_record){i, f, crc, offset, bytes, 0});
 }
 
-static void catchup_pushed(struct catchup *t)
+static void job_pushed(struct catchup_job *t)
 {
     struct wset *ws = t->ws;
     struct index_part part;
-    uint64_t end = MIN(t->at + TELL_SAMPLES, ws->index.header->nsamples);
-    for (; t->at < end; t->at++) {
+    uint64_t end = MIN(t->state.at + TELL_SAMPLES, ws->index.header->nsamples);
+    for (; t->state.at < end; t->state.at++) {
         for (unsigned f = 0; f < ws->index.header->nfields; f++) {
-            if (index_part(&ws->index, t->at, f, &part) && part.bytes > 0)
-                wset_pieces(ws, t->at, f, tell_piece, t);
+            if (index_part(&ws->index, t->state.at, f, &part) && part.bytes > 0)
+                wset_pieces(ws, t->state.at, f, tell_piece, t);
         }
     }
 }
@@ -213,10 +205,10 @@ static uint64_t filled_units(const struct wset *ws)
     return ws->first_new_address / old_step(ws) + ws->nsegments;
 }
 
-static void catchup_filled(struct catchup *t)
+static void job_filled(struct catchup_job *t)
 {
     struct wset *ws = t->ws;
-    uint64_t step = old_step(ws), unit = t->at++, old = ws->first_new_address / step;
+    uint64_t step = old_step(ws), unit = t->state.at++, old = ws->first_new_address / step;
     uint64_t begin = unit * step, end;
     if (unit < old) {
         if (ws->regions[begin / ws->region_bytes].region)
@@ -227,24 +219,24 @@ static void catchup_filled(struct catchup *t)
 }
 
 /* The next records. False: that was all. */
-static bool catchup_make(struct catchup *t)
+static bool job_make(struct catchup_job *t)
 {
     const bool pushed = t->ws->flags & PROTO_WS_PUSHED;
     const uint64_t end = pushed ? t->ws->index.header->nsamples : filled_units(t->ws);
     bytes_out_reset(&t->records);
     t->sent = 0;
-    while (t->at < end && t->records.len < TELL_BYTES && !t->records.failed) {
+    while (t->state.at < end && t->records.len < TELL_BYTES && !t->records.failed) {
         if (pushed)
-            catchup_pushed(t);
+            job_pushed(t);
         else
-            catchup_filled(t);
+            job_filled(t);
     }
     if (t->records.failed)
         log_error("out of memory: a node is not notified of what was loaded of %s", t->ws->spec);
     return t->records.len && !t->records.failed;
 }
 
-static void catchup_free(struct catchup *t)
+static void job_free(struct catchup_job *t)
 {
     list_remove(&t->node);
     bytes_out_fini(&t->records);
@@ -252,63 +244,60 @@ static void catchup_free(struct catchup *t)
     free(t);
 }
 
-static void catchup_sent(void *user, int status);
+static void job_sent(void *user, int status);
 
 /* The next portion, of the first catchup that has one. */
-static void tell_on(struct cluster_link *link)
+static void tell_on(struct node_link *link)
 {
-    struct catchup *t;
-    while ((t = list_first(&link->catchup_queue, struct catchup, node)) && !t->out) {
-        bool more = !wset_has_ended(t->ws) && (t->sent < t->records.len || catchup_make(t));
-        if (more) {
+    struct catchup_job *t;
+    while ((t = list_first(&link->catchup_queue, struct catchup_job, node))) {
+        enum catchup_action action = catchup_next(&t->state, wset_has_ended(t->ws));
+        while (action == CATCHUP_MAKE)
+            action = catchup_made(&t->state, t->sent < t->records.len || job_make(t));
+        if (action == CATCHUP_SEND) {
             const uint8_t *from = t->records.data + t->sent;
             size_t bytes = MIN(TELL_BYTES, t->records.len - t->sent);
             t->sent += bytes;
-            t->out = true;
             nodes_send_records(link->cluster, t->ws, (unsigned)(link - link->cluster->links), from, bytes,
-                               catchup_sent, t); /* which may be the end of it */
-            return;
+                               job_sent, t); /* which may be the end of it */
         }
-        t->at = 0;
-        if (!t->again || wset_has_ended(t->ws))
-            catchup_free(t);
-        else
-            t->again = false;
+        if (action != CATCHUP_DONE)
+            return;
+        job_free(t);
     }
 }
 
-static void catchup_sent(void *user, int status)
+static void job_sent(void *user, int status)
 {
-    struct catchup *t = user;
-    struct cluster_link *link = t->link;
-    t->out = false;
-    if (status == 0) {
+    struct catchup_job *t = user;
+    struct node_link *link = t->link;
+    if (catchup_sent(&t->state, status == 0)) {
         tell_on(link);
         return;
     }
-    /* The connection is going: when there is another one all is told anew. */
+    /* The connection is going: when there is another one all is told again. */
     list_for_each_safe (node, &link->catchup_queue)
-        catchup_free(container_of(node, struct catchup, node));
+        job_free(container_of(node, struct catchup_job, node));
 }
 
 void nodes_catch_up(struct cluster *c, struct wset *ws, unsigned n)
 {
-    struct cluster_link *link = &c->links[n];
+    struct node_link *link = &c->links[n];
     if (!cluster_is_up(c, n))
         return;
     list_for_each (node, &link->catchup_queue) {
-        struct catchup *t = container_of(node, struct catchup, node);
+        struct catchup_job *t = container_of(node, struct catchup_job, node);
         if (t->ws == ws) {
-            t->again = t->at > 0;
+            catchup_request(&t->state);
             return;
         }
     }
-    struct catchup *t = calloc(1, sizeof(*t));
+    struct catchup_job *t = calloc(1, sizeof(*t));
     if (!t) {
         log_error("out of memory: a node is not notified of what was loaded of %s", ws->spec);
         return;
     }
-    *t = (struct catchup){.link = link, .ws = wset_ref(ws)};
+    *t = (struct catchup_job){.link = link, .ws = wset_ref(ws)};
     list_init(&t->node);
     list_push_back(&link->catchup_queue, &t->node);
     tell_on(link);
@@ -363,23 +352,7 @@ static int on_ready(struct cluster *c, struct rpc_session *session, struct conn_
 
 void nodes_holder(struct wset *ws, const struct rpc_session *session)
 {
-    const unsigned n = session->node;
-    static_assert(ARRAY_LEN(ws->held_by) == CLUSTER_NODES_MAX, "one for each node");
-    if (n >= CLUSTER_NODES_MAX)
-        return;
-    ws->held_by[n] = session->serial;
-    ws->holders |= 1ull << n;
-    ws->unconfirmed &= ~(1ull << n);
-}
-
-static void holder_gone(struct cluster *c, struct wset *ws, unsigned n)
-{
-    ws->holders &= ~(1ull << n);
-    ws->unconfirmed &= ~(1ull << n);
-    if (wset_is_uncommitted(ws) && n == ws->placer)
-        nodes_orphan(ws);
-    if (!wset_is_uncommitted(ws) && ws->holders == 0 && ws->leases == 0 && !(ws->flags & PROTO_WS_EXPLICIT))
-        pool_drop(c->pool, ws, POOL_SWEEP);
+    NODES_SET_EVENT(ws->pool->cluster, ws, session->node, .type = SET_ON_HOLD, .conn = session->serial);
 }
 
 static int on_commit(struct cluster *c, struct rpc_session *session, struct conn_message *m)
@@ -395,16 +368,12 @@ static int on_forget(struct cluster *c, struct rpc_session *session, struct conn
     struct wset *ws = pool_find_uuid(c->pool, said.uuid);
     if (ws && (said.flags & 1))
         pool_drop(c->pool, ws, said.flags & 2 ? POOL_DROP_FORCE : POOL_SWEEP);
-    else if (ws && session->node < CLUSTER_NODES_MAX)
-        holder_gone(c, ws, session->node);
+    else if (ws)
+        NODES_SET_EVENT(c, ws, session->node, .type = SET_ON_FORGET);
     return 0;
 }
 
-/*
- * A node with several addresses comes back by another one, if it lives, and says what it holds: until then that is in doubt. One that
- * has a single address is as good as dead. What it said on a connection that it made since stays: when a link was silent, both ends may
- * find out that the old one is dead in either order.
- */
+/* A node with several addresses comes back by another one, if it lives. One that has a single address is as good as dead. */
 void nodes_session_closed(struct cluster *c, struct rpc_session *session)
 {
     pool_open_forget(c->pool, session);
@@ -413,36 +382,11 @@ void nodes_session_closed(struct cluster *c, struct rpc_session *session)
     if (n >= c->config.nnodes)
         return;
     bool others = net_addresses_count(c->config.nodes[n]) > 1;
-    if (others && c->links[n].gone_ns == 0)
-        c->links[n].gone_ns = clock_now_ns();
-    list_for_each_safe (node, &c->pool->sets) {
-        struct wset *ws = container_of(node, struct wset, node);
-        if (!(ws->holders >> n & 1) || ws->held_by[n] != session->serial)
-            continue;
-        if (others)
-            ws->unconfirmed |= 1ull << n;
-        else
-            holder_gone(c, ws, n);
-    }
-}
-
-void nodes_confirm(struct cluster *c, unsigned n)
-{
-    c->links[n].gone_ns = 0;
-    list_for_each_safe (node, &c->pool->sets) {
-        struct wset *ws = container_of(node, struct wset, node);
-        if (ws->unconfirmed >> n & 1)
-            holder_gone(c, ws, n);
-    }
-}
-
-void nodes_expire_unconfirmed(struct cluster *c)
-{
-    for (unsigned n = 0; n < c->config.nnodes; n++) {
-        const struct cluster_link *link = &c->links[n];
-        if (link->gone_ns && clock_now_ns() - link->gone_ns >= DOUBT_NS)
-            nodes_confirm(c, n);
-    }
+    if (others)
+        nodes_link_event(c, n, LINK_ON_INBOUND_LOST);
+    list_for_each_safe (node, &c->pool->sets)
+        NODES_SET_EVENT(c, container_of(node, struct wset, node), n, .type = SET_ON_INBOUND_LOST,
+                        .conn = session->serial, .may_return = others);
 }
 
 int cluster_message(struct cluster *c, struct rpc_session *session, struct conn_message *m)

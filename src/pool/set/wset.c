@@ -212,7 +212,7 @@ static const uint32_t wset_moves[WSET_PHASES] = {
     [WSET_NEW] = P(PREPARING) | P(LIVE),
     [WSET_PREPARING] = P(PREPARED) | P(ORPHANED) | P(ENDED) | P(REVOKED),
     [WSET_PREPARED] = P(ORPHANED) | P(LIVE) | P(ENDED) | P(REVOKED),
-    [WSET_ORPHANED] = P(LIVE) | P(ENDED) | P(REVOKED),
+    [WSET_ORPHANED] = P(PREPARED) | P(LIVE) | P(ENDED) | P(REVOKED),
     [WSET_LIVE] = P(SUPERSEDED) | P(ENDED) | P(REVOKED),
     [WSET_SUPERSEDED] = P(ENDED) | P(REVOKED),
 };
@@ -248,6 +248,7 @@ void wset_unref(struct wset *ws)
     wset_unref(ws->replaces);
     free(ws->regions);
     free(ws->nodes);
+    set_nodes_fini(&ws->peers);
     for (unsigned h = 0; h < ARRAY_LEN(ws->straddles); h++) {
         for (struct straddle *s = ws->straddles[h], *next; s; s = next) {
             next = s->next;
@@ -356,25 +357,24 @@ static bool sample_is_done(const struct wset *ws, uint64_t i)
     return true;
 }
 
-static uint64_t node_bit(uint32_t node)
+/* Are some of its bytes on this node; are some on one that is lost? */
+static bool sample_is_on(const struct wset *ws, uint64_t i, uint32_t node, bool *ret_lost)
 {
-    return node < 64 ? 1ull << node : 0; /* CLUSTER_NODES_MAX */
-}
-
-/* The nodes that its bytes are on, a bit each. */
-static uint64_t sample_nodes(const struct wset *ws, uint64_t i)
-{
-    uint64_t nodes = 0;
+    bool there = false;
+    *ret_lost = false;
     struct index_part part;
     for (unsigned f = 0; f < ws->index.header->nfields; f++) {
         if (!index_part(&ws->index, i, f, &part) || part.bytes == 0)
             continue;
         uint64_t first = part.address / ws->region_bytes,
                  last = (part.address + part.bytes - 1) / ws->region_bytes;
-        for (uint64_t g = first; g <= last && g < ws->nregions; g++)
-            nodes |= node_bit(ws->regions[g].node);
+        for (uint64_t g = first; g <= last && g < ws->nregions; g++) {
+            uint32_t at = ws->regions[g].node;
+            there = there || at == node;
+            *ret_lost = *ret_lost || (at < ws->peers.n && ws->peers.at[at].lost);
+        }
     }
-    return nodes;
+    return there;
 }
 
 static void sample_resident(struct wset *ws, uint64_t i)
@@ -403,11 +403,12 @@ static void sample_failed(struct wset *ws, uint64_t i)
 /* Fill threads and peers report pieces meanwhile: states move by exchange only. */
 void wset_node_lost(struct wset *ws, uint32_t node)
 {
-    ws->lost_nodes |= node_bit(node);
+    bool lost;
+    set_nodes_lose(&ws->peers, node);
     ws->losses++;
     for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
         uint8_t was = wset_sample_state(ws, i);
-        if ((was != LIVE_RESIDENT && was != LIVE_ABSENT) || !(sample_nodes(ws, i) & node_bit(node)))
+        if ((was != LIVE_RESIDENT && was != LIVE_ABSENT) || !sample_is_on(ws, i, node, &lost))
             continue;
         while ((was == LIVE_RESIDENT || was == LIVE_ABSENT) &&
                !atomic_compare_exchange_weak(&ws->sample_state[i], &was, LIVE_LOST))
@@ -421,13 +422,13 @@ void wset_node_lost(struct wset *ws, uint32_t node)
 
 void wset_node_back(struct wset *ws, uint32_t node)
 {
-    ws->lost_nodes &= ~node_bit(node);
+    bool lost;
+    set_nodes_regain(&ws->peers, node);
     for (uint64_t i = 0; i < ws->index.header->nsamples; i++) {
         uint8_t expected = LIVE_LOST;
         if (wset_sample_state(ws, i) != LIVE_LOST)
             continue;
-        uint64_t nodes = sample_nodes(ws, i);
-        if (!(nodes & node_bit(node)) || (nodes & ws->lost_nodes) ||
+        if (!sample_is_on(ws, i, node, &lost) || lost ||
             !atomic_compare_exchange_strong(&ws->sample_state[i], &expected, LIVE_ABSENT))
             continue;
         atomic_fetch_sub(&ws->live->lost_samples, 1);

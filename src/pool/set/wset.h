@@ -9,6 +9,7 @@
 #ifndef POOL_SET_WSET_H
 #define POOL_SET_WSET_H
 
+#include "cluster/set_nodes.h"
 #include "base/base.h"
 #include "base/list.h"
 #include "dataset/index.h"
@@ -27,7 +28,7 @@ enum wset_phase {
     WSET_NEW,       /* in the hands of its maker alone; no list has it */
     WSET_PREPARING, /* listed, and found by its uuid only, until it is LIVE */
     WSET_PREPARED,  /* all that can fail is done: it waits for its commit */
-    WSET_ORPHANED,  /* PREPARED, and the node that was to commit it is lost */
+    WSET_ORPHANED,  /* PREPARED, and the node that was to commit it is lost; PREPARED again when it is back */
     WSET_LIVE,
     WSET_SUPERSEDED, /* by a later version: its readers keep it, and come for it by its uuid */
     WSET_ENDED,      /* no list has it: its memory goes with the last reference */
@@ -82,8 +83,6 @@ struct wset {
     struct list waiters; /* struct waiter */
     uint64_t created_ns;
     bool loaded;           /* has been complete once, or was pushed: see wset_is_loaded */
-    uint32_t placer;       /* until the commit: the node that is to make it */
-    uint64_t orphaned_ns;  /* that node went away then; 0: it did not */
     struct wset *replaces; /* until the commit: the version before, a reference, or NULL */
     const void *appender;  /* whoever makes the next version of this set, or NULL: one at a time */
     uint64_t limit_bytes;  /* as whoever had it made wanted: at most so much of the pool; 0: no limit */
@@ -106,13 +105,8 @@ struct wset {
     struct wset_region *regions;
     uint32_t nnodes, self_node; /* nnodes 0: this host alone */
     struct proto_node *nodes;
-    uint64_t lost_nodes;  /* control loop: a bit each */
-    uint64_t holders;     /* control loop: nodes that keep it here, a bit each */
-    uint64_t held_by[64]; /* control loop: the connection on which each said so last, by client.serial */
-    uint64_t
-        unconfirmed; /* control loop: holders whose connection ended and who have not said since that they keep it */
-    uint64_t resyncing; /* control loop: nodes that were asked and have not answered */
-    bool holding;       /* control loop: the hosts keep it for us */
+    struct set_nodes peers; /* control loop: which of them are lost, and which hold it here */
+    bool holding;           /* control loop: the hosts keep it for us */
     uint64_t streamed_samples, window_bytes;
     uint64_t pinned_end; /* addresses at and above are streamed */
     uint64_t
