@@ -438,6 +438,41 @@ static void test_threads(void **state)
     wset_unref(ws);
 }
 
+static void *feed_rest(void *arg)
+{
+    for (unsigned i = 0; i < 512; i++)
+        piece(arg, i, 0, 24, 24);
+    return NULL;
+}
+
+/* The rest of a part comes from another node while a fill thread asks what this host lacks of it: at no moment anything. */
+static void test_whole_at_once(void **state)
+{
+    static struct part parts[512];
+    static uint8_t here[1];
+    for (unsigned i = 0; i < 512; i++)
+        parts[i] = (struct part){(2 * i + 1) * REGION - 24, 48};
+    for (unsigned round = 0; round < 20; round++) {
+        struct wset *ws = make(parts, 512, 1, 2);
+        for (unsigned g = 0; g < ws->nregions; g += 2)
+            ws->regions[g].region = (struct region *)here; /* never looked into */
+        for (unsigned i = 0; i < 512; i++)
+            piece(ws, i, 0, 0, 24);
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, feed_rest, ws), 0);
+        unsigned missing = 0;
+        for (unsigned i = 0; i < 512; i++) {
+            while (!wset_part_known(ws, i, 0))
+                missing += wset_part_missing(ws, i, 0);
+        }
+        pthread_join(thread, NULL);
+        for (unsigned g = 0; g < ws->nregions; g += 2)
+            ws->regions[g].region = NULL;
+        wset_unref(ws);
+        assert_int_equal(missing, 0);
+    }
+}
+
 struct seen {
     unsigned n;
     struct {
@@ -610,6 +645,7 @@ int main(void)
         cmocka_unit_test(test_pieces_while_lost),
         cmocka_unit_test(test_inherit),
         cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_whole_at_once),
         cmocka_unit_test(test_parts_in),
         cmocka_unit_test(test_rights),
         cmocka_unit_test(test_allocations),

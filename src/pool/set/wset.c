@@ -622,12 +622,13 @@ void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64
     uint32_t whole_crc = 0;
     pthread_mutex_lock(&ws->straddle_lock);
     int rc = straddle_add(ws, i, f, part.bytes, &(struct piece){offset, bytes, crc}, &whole, &whole_crc);
+    /* Under the lock: in between it would be neither in pieces nor known, and seem to be missing (wset_part_missing). */
+    if (whole)
+        part_complete(ws, i, f, part.bytes, whole_crc);
     pthread_mutex_unlock(&ws->straddle_lock);
     if (rc < 0) {
         wset_failure(ws, i, rc, "out of memory while it was put together");
         sample_failed(ws, i);
-    } else if (whole) {
-        part_complete(ws, i, f, part.bytes, whole_crc);
     }
 }
 
