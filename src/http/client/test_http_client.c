@@ -418,6 +418,30 @@ static void test_cancel(void **state)
     assert_int_equal(g[1].rc, -ECANCELED);
 }
 
+/* Names are looked up by threads: their answers come to the loop, and those that come too late to no client. */
+static void test_names(void **state)
+{
+    struct get g[1];
+    struct web_server s;
+    char dst[100] = "";
+    web_start(&s, talk_plain, NULL);
+    struct http_origin origin = s.origin;
+    strcpy(origin.host, "localhost");
+    begin(1, 1);
+    get_init(&g[0], &origin, "/n/4", dst, sizeof(dst));
+    run(1, g);
+    assert_int_equal(g[0].rc, 0);
+    assert_string_equal(dst, "number 4");
+    strcpy(origin.host, "nowhere.invalid");
+    get_init(&g[0], &origin, "/n/4", dst, sizeof(dst));
+    left = 1;
+    assert_int_equal(http_call_start(client, &g[0].call), 0);
+    loop_turn(loop, 0);
+    end(&s);
+    assert_int_equal(g[0].ended, 1);
+    assert_true(g[0].rc < 0);
+}
+
 static void test_nobody_there(void **state)
 {
     struct get g[3];
@@ -598,19 +622,13 @@ static void test_authorities_where_they_are_wanted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_straight),
-        cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_pipelined),
-        cmocka_unit_test(test_first_byte),
-        cmocka_unit_test(test_hangs_up),
-        cmocka_unit_test(test_time),
-        cmocka_unit_test(test_trickle),
-        cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_body),
-        cmocka_unit_test(test_nobody_there),
-        cmocka_unit_test(test_ephemeral_keys),
-        cmocka_unit_test(test_tls),
-        cmocka_unit_test(test_authorities_where_they_are_wanted),
+        cmocka_unit_test(test_straight),     cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_pipelined),    cmocka_unit_test(test_first_byte),
+        cmocka_unit_test(test_hangs_up),     cmocka_unit_test(test_time),
+        cmocka_unit_test(test_trickle),      cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_body),         cmocka_unit_test(test_names),
+        cmocka_unit_test(test_nobody_there), cmocka_unit_test(test_ephemeral_keys),
+        cmocka_unit_test(test_tls),          cmocka_unit_test(test_authorities_where_they_are_wanted),
     };
     signal(SIGPIPE, SIG_IGN);
     memset(big, 'b', sizeof(big));
