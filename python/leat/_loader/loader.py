@@ -252,8 +252,7 @@ class Loader(Iterable[Any]):
         told = self._begin_sampler(source)
         if isinstance(source, WeightedSampler):
             source._check(len(self.ws))
-            epoch = self._course.epoch
-            return plan.Drawn(lambda places: source._at(places, epoch), len(source), self._skip)
+            return plan.Drawn(functools.partial(source._at, epoch=self._course.epoch), len(source), self._skip)
         return self._plan_of_sampler(source, max(plan.HEAD, self.global_batch, told))
 
     def _begin_sampler(self, source: Any) -> int:
