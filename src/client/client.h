@@ -453,8 +453,9 @@ enum slot_state {
     SLOT_FREE,
     SLOT_FILLING,
     SLOT_HELD,
-    SLOT_RELEASING,  /* until its event has come */
+    SLOT_RELEASING,  /* until its event has come, and its copy to a device has ended */
     SLOT_QUARANTINE, /* until its operations are quiesced */
+    SLOT_STATES
 };
 
 struct leat_batch {

@@ -436,6 +436,48 @@ static void test_deadline(void **state)
     leat_view_close(view);
 }
 
+/* The deadline of a copy passes, with operations of rails that are told and not quiesced. */
+static void leave_in_quarantine(struct leat_view *view)
+{
+    struct view_slot *slot;
+    struct client_rpc_how how = {.deadline_ns = clock_now_ns() + 20 * NS_PER_MS};
+    assert_int_equal(view_slot_take(view, false, &how, &slot, &err), 0);
+    slot->batch.n = 8;
+    assert_int_equal(device_deliver(view, slot, &how, &err), LEAT_TIMED_OUT);
+    slot->gather->unquiesced = 1;
+    view_slot_drop(view, slot);
+    assert_int_equal(slot->state, SLOT_QUARANTINE);
+    slot->gather->unquiesced = 0;
+    tlock_give(&view->fill_lock);
+}
+
+/* Quiesced is not enough: the slot is not filled, and its memory not freed, until its copy has ended as well. */
+static void test_quarantine_while_copying(void **state)
+{
+    struct fixture *x = *state;
+    struct leat_view *view = cuda_view(x, 1, 0);
+    struct leat_batch *batch;
+    struct fakecuda_stat s;
+    uint64_t ids[8];
+    ids_from(ids, 0);
+    fake.freeze(1);
+    leave_in_quarantine(view);
+    assert_int_equal(leat_read_batch(view, ids, 8, 20 * NS_PER_MS, &batch, &err), LEAT_TIMED_OUT);
+    assert_non_null(strstr(err.message, "no slot"));
+    fake.freeze(0);
+    assert_int_equal(read_from(view, 7, &batch), 0);
+    check_device(batch);
+    leat_batch_release(batch);
+
+    fake.freeze(1);
+    leave_in_quarantine(view);
+    leat_view_close(view);
+    fake.stat(&s);
+    assert_true(s.pinned == 1 && s.allocated == 1);
+    fake.freeze(0);
+    test_run_until((fake.stat(&s), !s.pinned), leat_view_close(fixture_load(x->ws, 8, 1)));
+}
+
 static void test_copy_fails(void **state)
 {
     struct fixture *x = *state;
@@ -652,6 +694,7 @@ int main(void)
         TEST(test_consumer_stream),
         TEST(test_release_while_copying),
         TEST(test_deadline),
+        TEST(test_quarantine_while_copying),
         TEST(test_copy_fails),
         TEST(test_load_fails),
         TEST(test_lost),

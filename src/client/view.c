@@ -2,12 +2,7 @@
 /*
  * view.c: the ring of batch buffers that a consumer and the fills share.
  *
- *   FREE ─ take ─▶ FILLING ─ hold ─▶ HELD ─ release ─▶ FREE
- *                     │                └─ release_after ─▶ RELEASING ─ event came ─▶ FREE
- *                     ├─ drop ─▶ RELEASING while a copy to a GPU is under way (device.c)
- *                     └─ drop ─▶ FREE, or QUARANTINE while operations may still write into it ─ quiesced ─▶ FREE
- *
- * A slot is one mapping of all fields, page-aligned, reserved and touched as needed:
+ * README.md has the states of a slot. It is one mapping of all fields, page-aligned, reserved and touched as needed:
  *
  *   │ field 0: batch_size * fixed bytes, or the cap of a ragged one │ pad to 64 │ field 1 … │
  *
@@ -34,6 +29,28 @@
 #define HUGE_PAGE     (2 * MIB)
 #define LOAD_FLAGS    (LEAT_LOAD_ASYNC | LEAT_LOAD_DIRECT | LEAT_LOAD_DIRECT_IF_POSSIBLE)
 #define GPU_ALIGN     256 /* as cuMemAlloc's memory, and as DLPack asks for */
+
+/* --- states ------------------------------------------------------------------------------------------------------ */
+
+#define P(state) (1u << SLOT_##state)
+/* QUARANTINE leads to RELEASING: a read can be done and not quiesced, so a copy to a device may have begun. */
+static const uint32_t slot_moves[SLOT_STATES] = {
+    [SLOT_FREE] = P(FILLING),
+    [SLOT_FILLING] = P(HELD) | P(RELEASING) | P(QUARANTINE) | P(FREE),
+    [SLOT_HELD] = P(RELEASING) | P(FREE),
+    [SLOT_RELEASING] = P(FREE),
+    [SLOT_QUARANTINE] = P(RELEASING),
+};
+#undef P
+
+/* Under lock. */
+static void slot_move(struct view_slot *slot, enum slot_state to)
+{
+    static const char *const names[SLOT_STATES] = {"FREE", "FILLING", "HELD", "RELEASING", "QUARANTINE"};
+    assert(to < SLOT_STATES && (slot_moves[slot->state] >> to & 1));
+    log_debug("slot %u: %s -> %s", slot->batch.slot, names[slot->state], names[to]);
+    slot->state = to;
+}
 
 /* --- layout ------------------------------------------------------------------------------------------------------ */
 
@@ -219,7 +236,7 @@ static void orphan_slot(struct leat_view *v, struct view_slot *slot)
 
 static void fini_slot(struct leat_view *v, struct view_slot *slot)
 {
-    if (slot->state == SLOT_RELEASING && !is_released(slot))
+    if (slot->state != SLOT_FREE && !is_released(slot))
         orphan_slot(v, slot);
     for (unsigned f = 0; slot->offsets && f < v->nfields; f++)
         free(slot->offsets[f]);
@@ -450,10 +467,10 @@ static struct view_slot *find_free(struct leat_view *v)
 {
     for (unsigned i = 0; i < v->nslots; i++) {
         struct view_slot *slot = &v->slots[(v->next_slot + i) % v->nslots];
-        if (slot->state == SLOT_RELEASING && is_released(slot))
-            slot->state = SLOT_FREE;
         if (slot->state == SLOT_QUARANTINE && !slot->gather->unquiesced)
-            slot->state = SLOT_FREE;
+            slot_move(slot, SLOT_RELEASING);
+        if (slot->state == SLOT_RELEASING && is_released(slot))
+            slot_move(slot, SLOT_FREE);
         if (slot->state == SLOT_FREE) {
             v->next_slot = (slot->batch.slot + 1) % v->nslots;
             return slot;
@@ -592,7 +609,7 @@ int view_slot_take(struct leat_view *v, bool wait_held, const struct client_rpc_
         pthread_mutex_lock(&v->lock);
     }
     if (slot) {
-        slot->state = SLOT_FILLING;
+        slot_move(slot, SLOT_FILLING);
         v->lags += lagged; /* now, so that who waits for this batch sees it when that comes */
         *ret_slot = slot;
     }
@@ -606,7 +623,7 @@ struct leat_batch *view_slot_hold(struct leat_view *v, struct view_slot *slot, u
                                   bool undelivered)
 {
     pthread_mutex_lock(&v->lock);
-    slot->state = SLOT_HELD;
+    slot_move(slot, SLOT_HELD);
     slot->batch.sequence = ++v->sequence;
     slot->batch.position = position;
     slot->batch.undelivered = undelivered;
@@ -618,9 +635,9 @@ struct leat_batch *view_slot_hold(struct leat_view *v, struct view_slot *slot, u
 void view_slot_drop(struct leat_view *v, struct view_slot *slot)
 {
     pthread_mutex_lock(&v->lock);
-    slot->state = slot->gather->unquiesced ? SLOT_QUARANTINE
-                  : device_copying(slot)   ? SLOT_RELEASING
-                                           : SLOT_FREE;
+    slot_move(slot, slot->gather->unquiesced ? SLOT_QUARANTINE
+                    : device_copying(slot)   ? SLOT_RELEASING
+                                             : SLOT_FREE);
     if (slot->state != SLOT_FREE)
         atomic_fetch_add_explicit(&client_counters.quarantined, 1, memory_order_relaxed);
     pthread_mutex_unlock(&v->lock);
@@ -695,7 +712,7 @@ void view_give_back(struct leat_batch *batch, const struct view_event *event)
     assert(slot->state == SLOT_HELD);
     if (event)
         slot->event = *event;
-    slot->state = event || device_copying(slot) ? SLOT_RELEASING : SLOT_FREE;
+    slot_move(slot, event || device_copying(slot) ? SLOT_RELEASING : SLOT_FREE);
     pthread_cond_broadcast(&v->freed);
     pthread_mutex_unlock(&v->lock);
     view_unref(v);
