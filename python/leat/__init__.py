@@ -20,7 +20,8 @@ import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 # The extension may lie in a build folder apart from these sources. pkgutil.extend_path would do the same, and takes longer to import.
-__path__ = list(dict.fromkeys([*__path__, *(path for path in (_os.path.join(one, "leat") for one in _sys.path) if _os.path.isdir(path))]))
+_beside = (_os.path.join(one, "leat") for one in _sys.path if isinstance(one, str))  # the import system skips other entries, too
+__path__ = list(dict.fromkeys([*__path__, *filter(_os.path.isdir, _beside)]))
 
 try:
     from . import _leat  # noqa: E402

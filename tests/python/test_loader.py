@@ -686,6 +686,10 @@ def test_torch_distributed_comes_first_and_must_agree(monkeypatch):
         _ranks.resolve()
 
 
+def test_entries_of_the_path_that_are_no_text():
+    subprocess.run([sys.executable, "-c", "import sys; sys.path += [None, b'/tmp']; import leat; leat.Loader"], check=True)
+
+
 def test_torch_is_not_imported():
     code = "import sys, leat; leat.Loader; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
