@@ -281,7 +281,7 @@ def test_an_index_that_is_named_is_taken_at_its_word(s3, top):
     index = (top / "data/dir/.leat-index").read_bytes()
     (top / "data/moved/.leat-index").write_bytes(index)
     got = dump(s3, "s3://data/moved/.leat-index")
-    assert got["error"] == "invalid" and "lies elsewhere (s3://data/dir/00)" in got["message"] and "leat index s3://data/moved" in got["message"]
+    assert got["error"] == "invalid" and "an index of data in another place (s3://data/dir/00)" in got["message"] and "leat index s3://data/moved" in got["message"]
     for damaged in (index[:-5], index[:20] + bytes([index[20] ^ 255]) + index[21:], b"no index"):
         (top / "data/moved/.leat-index").write_bytes(damaged)
         got = dump(s3, "s3://data/moved/.leat-index")

@@ -559,7 +559,7 @@ struct pausing {
 static int pause_once(void *user, const struct backend_object *o)
 {
     struct pausing *p = user;
-    for (unsigned i = 0; p->seen == 0 && i < 60; i++) { /* 1.2 s, of 0.5 that a request has */
+    for (unsigned i = 0; p->seen == 0 && i < 175; i++) { /* 3.5 s, of 2 that a request has */
         test_pause_us(20000);
         if (backend_wait(p->b, 1, 0) < 0)
             return -EIO;
@@ -583,7 +583,7 @@ static void test_pause(void **state)
     web_start(&server, talk, NULL);
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", server.origin.port);
     struct backend_config config = {
-        .endpoint = url, .region = "us-east-1", .anonymous = true, .given = true, .timeout_ns = NS_PER_S / 2};
+        .endpoint = url, .region = "us-east-1", .anonymous = true, .given = true, .timeout_ns = 2 * NS_PER_S};
     assert_int_equal(backend_new(&config, &b, &err), 0);
     struct pausing pausing = {.b = b};
     int rc = backend_list(b, "s3://bucket/", true, NULL, pause_once, &pausing, &err);
