@@ -371,17 +371,20 @@ int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_
 {
     for (;;) {
         struct tier_bucket *b = tier_bucket_find(t, bucket);
-        struct key_lock lock;
+        struct key_lock remote, commit;
         if (!b)
             return store_delete(t->config.store, bucket, key, key_len, 0, err);
         /* Also for those of mode "back": a condition would see what is gone there, and is about to be gone here. */
-        key_lock(t, &lock, b, key, key_len, KEY_LOCK_REMOTE_WRITE | KEY_LOCK_COMMIT);
+        /* One after the other, as writers that hold one of the two would else pass by for ever. Only this takes both. */
+        key_lock(t, &remote, b, key, key_len, KEY_LOCK_REMOTE_WRITE);
+        key_lock(t, &commit, b, key, key_len, KEY_LOCK_COMMIT);
         /* Its settings were changed while the key was waited for: it is to be gone at the remote that is there now. */
-        bool anew = is_gone(t, b);
-        int rc = anew ? 0 : delete_held(t, b, key, key_len, err);
-        key_unlock(t, &lock);
+        bool again = is_gone(t, b);
+        int rc = again ? 0 : delete_held(t, b, key, key_len, err);
+        key_unlock(t, &commit);
+        key_unlock(t, &remote);
         tier_bucket_unref(t, b);
-        if (!anew)
+        if (!again)
             return rc;
     }
 }
