@@ -436,7 +436,7 @@ static void test_deadline(void **state)
     leat_view_close(view);
 }
 
-/* The deadline of a copy passes, with operations of rails that are told and not quiesced. */
+/* The deadline of a copy passes, with operations of rails that are reported and not quiesced. */
 static void leave_in_quarantine(struct leat_view *view)
 {
     struct view_slot *slot;

@@ -374,8 +374,8 @@ int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_
         struct key_lock remote, commit;
         if (!b)
             return store_delete(t->config.store, bucket, key, key_len, 0, err);
-        /* Also for those of mode "back": a condition would see what is gone there, and is about to be gone here. */
-        /* One after the other, as writers that hold one of the two would else pass by for ever. Only this takes both. */
+        /* Also for those of mode "back": a condition would see what is gone there, and is about to be gone here.
+         * One lock after the other: if it waited for both at once, writers that take one of them could delay it for ever. */
         key_lock(t, &remote, b, key, key_len, KEY_LOCK_REMOTE_WRITE);
         key_lock(t, &commit, b, key, key_len, KEY_LOCK_COMMIT);
         /* Its settings were changed while the key was waited for: it is to be gone at the remote that is there now. */
