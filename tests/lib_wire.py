@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 
-MAGIC, VERSION = 0x5441454C, 2
+MAGIC, VERSION, NEWEST = 0x5441454C, 2, 3  # VERSION: as a program speaks that knows no other
 REQUEST, REPLY, EVENT = 1, 2, 3
 CONTROL, DATA, PEER = 1, 2, 3
 HELLO, PROOF = 1, 2

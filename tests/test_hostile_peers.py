@@ -17,8 +17,8 @@ import lib_host
 import pytest
 from lib_crc import crc32c
 from lib_wire import (APPEND, BROKER, CANCEL, CLOSE, CONTROL, CREATE, DATA, DROP, EVENT, FETCH, FRAME, HELLO, INSTALL, MAGIC, OPEN,
-                      PEER, PROOF, QUERY, READ, REGIONS, RELEASE, REPLY, VERIFY, VERSION, WAIT, WRITE, Gone, Peer, frame, hello, opening,
-                      prove, text)
+                      NEWEST, PEER, PROOF, QUERY, READ, REGIONS, RELEASE, REPLY, VERIFY, VERSION, WAIT, WRITE, Gone, Peer, frame, hello,
+                      opening, prove, text)
 
 TOKEN = base64.b64encode(bytes(range(32)))
 EINVAL, ESTALE, EACCES, EOPNOTSUPP = 22, 116, 13, 95
@@ -107,7 +107,7 @@ def test_roles_that_tcp_does_not_serve(daemon, role):
         assert peer.closed()
 
 
-@pytest.mark.parametrize("low, high", [(1, 1), (VERSION + 1, 9)], ids=["older", "newer"])
+@pytest.mark.parametrize("low, high", [(1, 1), (NEWEST + 1, 9)], ids=["older", "newer"])
 @pytest.mark.parametrize("listener", ["unix", "tcp"])
 def test_another_version_is_told_and_not_served(daemon, listener, low, high):
     """Version 1 had a shorter REPORT and another proof over TCP."""
@@ -614,11 +614,11 @@ def test_a_node_that_does_not_know_the_token(host, knows):
             kind, type, _, id, body, _ = peer.receive()
             assert type == HELLO and TOKEN not in body
             nonce, rest = os.urandom(32), text("a node") + bytes(28)
-            peer.send(frame(HELLO, b"\x01" + nonce + bytes(32) + rest, id=id, kind=REPLY))
+            peer.send(frame(HELLO, bytes([VERSION]) + nonce + bytes(32) + rest, id=id, kind=REPLY))
             _, type, _, id, proof, _ = peer.receive()
             assert type == PROOF and proof == hmac.new(TOKEN, b"leat client" + body + nonce, hashlib.sha256).digest()
             mac = hmac.new(TOKEN, b"leat server" + body + nonce, hashlib.sha256).digest() if knows else proof
-            peer.send(frame(PROOF, b"\x01" + bytes(32) + mac + rest, id=id, kind=REPLY))
+            peer.send(frame(PROOF, bytes([VERSION]) + bytes(32) + mac + rest, id=id, kind=REPLY))
             try:
                 assert peer.receive()[1] not in (HELLO, PROOF) and knows
             except Gone:

@@ -55,6 +55,7 @@ struct leat_client {
     _Atomic unsigned refs; /* the handle, and every working set */
     unsigned fork_count;   /* of this process when it connected */
     int fd;
+    uint8_t version; /* of the protocol; the oldest until the handshake */
     struct forkfd forkfd;
     leat_interrupt_fn interrupt; /* NULL: none */
     void *interrupt_user;
@@ -269,6 +270,9 @@ static inline uint32_t ws_crc(const struct leat_ws *ws, uint64_t index, unsigned
 {
     return ws->crc[index * ws->index.header->nfields + field];
 }
+
+/* The connection in an answer to BROKER, and its version; finishes the reply. */
+int ws_brokered(struct net_reply *reply, int *ret_fd, unsigned *ret_version, struct leat_error *err);
 
 /* --- rails.c ------------------------------------------------------------------------------------------------- */
 

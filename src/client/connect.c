@@ -76,7 +76,7 @@ int leat_forked(const struct leat_client *client)
 
 static int shake_hands(struct leat_client *c, uint64_t deadline_ns, struct leat_error *err)
 {
-    struct proto_hello hello = {.version_min = PROTO_VERSION,
+    struct proto_hello hello = {.version_min = PROTO_VERSION_MIN,
                                 .version_max = PROTO_VERSION,
                                 .role = PROTO_ROLE_CONTROL,
                                 .pid = (uint32_t)getpid(),
@@ -90,18 +90,19 @@ static int shake_hands(struct leat_client *c, uint64_t deadline_ns, struct leat_
                              &(struct client_rpc_how){.deadline_ns = deadline_ns}, &reply, err);
     if (rc)
         return error_prefix(err, rc,
-                            "handshake with the daemon at %s (libleat " LEAT_VERSION ", protocol %d)",
-                            c->socket, PROTO_VERSION);
+                            "handshake with the daemon at %s (libleat " LEAT_VERSION ", protocol %d to %d)",
+                            c->socket, PROTO_VERSION_MIN, PROTO_VERSION);
     uint8_t spoken = reply.frame.version;
     rc = proto_welcome_get(reply.body.data, reply.body.len, &c->welcome);
     net_reply_fini(&reply);
     if (rc == 0)
         spoken = c->welcome.version;
-    if (rc || spoken != PROTO_VERSION)
+    if (rc || !proto_version_common(spoken, spoken))
         return error_set(err, LEAT_INVALID,
                          "the daemon at %s speaks protocol %u, libleat " LEAT_VERSION
-                         " speaks %d: stop it (leat stop) or install the same release of both",
-                         c->socket, spoken, PROTO_VERSION);
+                         " speaks %d to %d: stop it (leat stop) or install the same release of both",
+                         c->socket, spoken, PROTO_VERSION_MIN, PROTO_VERSION);
+    c->version = spoken;
     return 0;
 }
 

@@ -161,7 +161,7 @@ static void reply(int fd, const struct net_reply *to, int status, struct bytes_o
         MUST(send(fd, head, sizeof(head), MSG_NOSIGNAL) >= 0 || errno == EPIPE);
         MUST(send(fd, body->data, len, MSG_NOSIGNAL) >= 0 || errno == EPIPE);
     } else {
-        net_frame_send(fd, PROTO_REPLY, to->frame.type, to->frame.id, body, fds, nfds, 0);
+        net_frame_send(fd, PROTO_VERSION, PROTO_REPLY, to->frame.type, to->frame.id, body, fds, nfds, 0);
     }
     bytes_out_fini(&text);
     if (body && body != &text)
@@ -170,6 +170,7 @@ static void reply(int fd, const struct net_reply *to, int status, struct bytes_o
 
 static void on_hello(struct fake_daemon *f, int fd, const struct net_reply *m)
 {
+    MUST(!proto_hello_get(m->body.data, m->body.len, &f->offered));
     struct proto_welcome w = {.version = f->hello_version ? (uint8_t)f->hello_version : PROTO_VERSION,
                               .node = "fake",
                               .region_bytes = FAKE_REGION_BYTES,
@@ -216,10 +217,10 @@ static void on_open(struct fake_daemon *f, int fd, const struct net_reply *m)
     for (unsigned i = 1; i <= 4; i++)
         bytes_put_u64(&progress, i);
     for (unsigned i = 0; i < f->options.slow_open; i++) {
-        net_frame_send(fd, PROTO_EVENT, PROTO_PROGRESS, m->frame.id, &progress, NULL, 0, 0);
+        net_frame_send(fd, PROTO_VERSION, PROTO_EVENT, PROTO_PROGRESS, m->frame.id, &progress, NULL, 0, 0);
         test_pause_us(40000);
     }
-    net_frame_send(fd, PROTO_EVENT, PROTO_PROGRESS, m->frame.id, &progress, NULL, 0, 0);
+    net_frame_send(fd, PROTO_VERSION, PROTO_EVENT, PROTO_PROGRESS, m->frame.id, &progress, NULL, 0, 0);
     bytes_out_fini(&progress);
     reply(fd, m, 0, &body, fds, 2);
     proto_open_fini(&o);
@@ -328,6 +329,7 @@ static void unref(struct net_serve_target *target)
 static void on_broker(struct fake_daemon *f, int fd, const struct net_reply *m)
 {
     int pair[2];
+    struct bytes_out body = {0};
     f->brokers++;
     if (f->broker_fails > 0) {
         f->broker_fails--;
@@ -345,7 +347,9 @@ static void on_broker(struct fake_daemon *f, int fd, const struct net_reply *m)
             close(before);
         MUST(!net_server_add(f->server, pair[1], &f->target));
     }
-    reply(fd, m, 0, NULL, &pair[0], 1);
+    if (f->hello_version != 2) /* whose answers have no body */
+        proto_brokered_put(&body, &(struct proto_brokered){.says = true, .version = PROTO_VERSION});
+    reply(fd, m, 0, &body, &pair[0], 1);
     close(pair[0]);
 }
 
@@ -456,6 +460,7 @@ static void serve(struct fake_daemon *f, int fd)
         struct net_reply m;
         if (net_frame_receive(fd, &m, clock_now_ns() + NS_PER_S))
             break;
+        f->heard_version = m.frame.version;
         if (!f->mute)
             answer(f, fd, &m);
         else if (m.frame.type == PROTO_CANCEL)
@@ -539,7 +544,7 @@ void fake_revoke(struct fake_daemon *f, bool send_event)
         struct bytes_out body = {0};
         bytes_put_u64(&body, 77);
         bytes_put_u32(&body, 2);
-        net_frame_send(f->connection, PROTO_EVENT, PROTO_REVOKED, 0, &body, NULL, 0, 0);
+        net_frame_send(f->connection, PROTO_VERSION, PROTO_EVENT, PROTO_REVOKED, 0, &body, NULL, 0, 0);
         bytes_out_fini(&body);
     }
 }

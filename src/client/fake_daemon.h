@@ -53,6 +53,8 @@ struct fake_daemon {
     _Atomic bool mute;         /* requests are read and not answered */
     _Atomic int broker_fails;  /* so many BROKERs are refused */
     _Atomic int hello_version; /* in the welcome; 0: the right one */
+    struct proto_hello offered;
+    _Atomic unsigned heard_version; /* of the last frame */
     _Atomic unsigned waits, fetches, releases, cancels, brokers, regions_asked, closes, reports;
     struct proto_report report; /* the last one: written before `reports` */
     _Atomic bool frozen;        /* the other node's memory cannot be resolved until thawed */

@@ -262,20 +262,13 @@ static int collect(struct push *p, uint64_t first, unsigned n, const void *const
 }
 
 static int broker(struct leat_ws *ws, uint32_t node, const struct client_rpc_how *how, int *ret_fd,
-                  struct leat_error *err)
+                  unsigned *ret_version, struct leat_error *err)
 {
     AUTO_BYTES struct bytes_out body = {0};
     struct net_reply reply;
     proto_broker_put(&body, &(struct proto_broker){.ws = ws->info.ws, .node = ws->info.nodes[node].id});
     int rc = client_rpc_call(ws->client, PROTO_BROKER, &body, NULL, 0, how, &reply, err);
-    if (rc)
-        return rc;
-    if (reply.nfds != 1)
-        rc = error_set(err, LEAT_CORRUPT, "the daemon brokered a connection and sent no descriptor");
-    else
-        *ret_fd = TAKE_FD(reply.fds[0]);
-    net_reply_fini(&reply);
-    return rc;
+    return rc ? rc : ws_brokered(&reply, ret_fd, ret_version, err);
 }
 
 /* Until fd is ready; the connection is given up with whatever ends this. */
@@ -313,12 +306,12 @@ static int send_bytes(const struct leat_client *client, int fd, const void *data
 }
 
 /* The frame, its ranges, and their bytes straight from the caller's memory. */
-static int send_write(int fd, const struct bytes_out *body, uint64_t payload_bytes, const struct push *p,
-                      uint32_t node, const struct client_rpc_how *how)
+static int send_write(int fd, unsigned version, const struct bytes_out *body, uint64_t payload_bytes,
+                      const struct push *p, uint32_t node, const struct client_rpc_how *how)
 {
     const struct leat_client *client = p->ws->client;
     uint8_t head[PROTO_FRAME];
-    struct proto_frame frame = {.version = PROTO_VERSION,
+    struct proto_frame frame = {.version = (uint8_t)version,
                                 .kind = PROTO_REQUEST,
                                 .type = PROTO_WRITE,
                                 .id = 1,
@@ -354,10 +347,11 @@ static int write_node(const struct push *p, uint32_t node, uint64_t first, unsig
         }
     AUTO_CLOSE int fd = -1;
     struct net_reply reply;
-    int rc = broker(p->ws, node, how, &fd, err);
+    unsigned version;
+    int rc = broker(p->ws, node, how, &fd, &version, err);
     if (rc)
         return rc;
-    rc = send_write(fd, &body, bytes, p, node, how);
+    rc = send_write(fd, version, &body, bytes, p, node, how);
     if (!rc)
         rc = wait_ready(p->ws->client, fd, POLLIN, how);
     if (!rc)

@@ -180,7 +180,8 @@ static void broker_body(struct rails *r, uint32_t node, uint32_t rail, struct by
                                                   .rail = rail});
 }
 
-static int brokered(struct rails *r, uint32_t node, int rc, struct net_reply *reply, int *ret_fd,
+/* peer's connection and its version. */
+static int brokered(struct rails *r, uint32_t node, int rc, struct net_reply *reply, struct net_peer *peer,
                     struct leat_error *err)
 {
     /* The set is the same, and that node has let go of it: as good as gone, until our daemon has seen to that. */
@@ -188,22 +189,17 @@ static int brokered(struct rails *r, uint32_t node, int rc, struct net_reply *re
         rc = LEAT_PEER_GONE;
     if (rc)
         return error_prefix(err, rc, "node %s", r->ws->info.nodes[node].address);
-    if (reply->nfds != 1)
-        rc = error_set(err, LEAT_CORRUPT, "the daemon brokered a connection and sent no descriptor");
-    else
-        *ret_fd = TAKE_FD(reply->fds[0]);
-    net_reply_fini(reply);
-    return rc;
+    return ws_brokered(reply, &peer->connected_fd, &peer->version, err);
 }
 
-static int broker(struct rails *r, uint32_t node, const struct client_rpc_how *how, int *ret_fd,
+static int broker(struct rails *r, uint32_t node, const struct client_rpc_how *how, struct net_peer *peer,
                   struct leat_error *err)
 {
     AUTO_BYTES struct bytes_out body = {0};
     struct net_reply reply;
     broker_body(r, node, ANY_RAIL, &body);
     int rc = client_rpc_call(r->ws->client, PROTO_BROKER, &body, NULL, 0, how, &reply, err);
-    return brokered(r, node, rc, &reply, ret_fd, err);
+    return brokered(r, node, rc, &reply, peer, err);
 }
 
 static int connect_by(struct rails *r, uint32_t node, struct net_ctx *ctx, const struct net_peer *peer,
@@ -279,11 +275,12 @@ static int dial_begin(struct rails *r, uint32_t node, unsigned rail, bool now)
                : client_rpc_begin(r->ws->client, PROTO_BROKER, &body, &r->ends[node].dials[rail]);
 }
 
-static int dial_take(struct rails *r, uint32_t node, unsigned rail, int *ret_fd, struct leat_error *err)
+static int dial_take(struct rails *r, uint32_t node, unsigned rail, struct net_peer *peer,
+                     struct leat_error *err)
 {
     struct net_reply reply;
     int rc = client_rpc_take(r->ws->client, TAKE_PTR(r->ends[node].dials[rail]), &reply, err);
-    return brokered(r, node, rc, &reply, ret_fd, err);
+    return brokered(r, node, rc, &reply, peer, err);
 }
 
 static void dials_forget(struct rails *r, uint32_t node)
@@ -313,7 +310,7 @@ static int connect_rails(struct rails *r, uint32_t node, const struct net_peer *
         struct net_peer rail = *peer;
         rail.path = (unsigned)k;
         rail.npaths = n;
-        int code = dial_take(r, node, (unsigned)k, &rail.connected_fd, &why);
+        int code = dial_take(r, node, (unsigned)k, &rail, &why);
         if (code == 0 && (code = connect_by(r, node, r->tcp, &rail, how, &why)))
             close(rail.connected_fd);
         if (code == 0) {
@@ -333,7 +330,7 @@ static void rail_came(struct rails *r, uint32_t node, unsigned k)
     struct rails_end *end = &r->ends[node];
     struct leat_error why = {0};
     struct net_peer peer = {.node = r->ws->info.nodes[node].id, .connected_fd = -1, .path = k};
-    int rc = dial_take(r, node, k, &peer.connected_fd, &why);
+    int rc = dial_take(r, node, k, &peer, &why);
     if (rc == 0 && (rc = net_paths_add(end->endpoint, &peer, 0, &why)))
         close(peer.connected_fd);
     if (rc) {
@@ -398,7 +395,7 @@ static int connect_remote(struct rails *r, uint32_t node, struct net_peer *peer,
     bool rdma = r->rdma && (!r->tcp || clock_now_ns() >= r->ends[node].rdma_again_ns), broken = false;
     if (!rdma && rails_of(r, node) > 1)
         return connect_rails(r, node, peer, how, err);
-    int rc = broker(r, node, how, &peer->connected_fd, err);
+    int rc = broker(r, node, how, peer, err);
     if (rc == 0 && rdma) {
         rc = connect_rdma(r, node, peer, how, &broken, err);
         if (rc && r->tcp && !broken && rails_of(r, node) > 1) {

@@ -49,6 +49,7 @@ int client_new(int fd, const char *socket, uint64_t timeout_ns, struct leat_clie
     c->refs = 1;
     c->fork_count = client_fork_count();
     c->fd = fd;
+    c->version = PROTO_VERSION_MIN;
     c->timeout_ns = timeout_ns;
     c->next_id = 1;
     list_init(&c->calls);
@@ -252,7 +253,8 @@ static int send_locked(struct leat_client *c, uint16_t type, uint64_t id, const 
     static const struct bytes_out empty;
     int rc = c->dead;
     if (!rc) {
-        rc = net_frame_send(c->fd, PROTO_REQUEST, type, id, body ? body : &empty, fds, nfds, deadline_ns);
+        rc = net_frame_send(c->fd, c->version, PROTO_REQUEST, type, id, body ? body : &empty, fds, nfds,
+                            deadline_ns);
         if (rc && rc != LEAT_INVALID) /* too long: nothing was sent */
             die(c, rc);
     }

@@ -134,13 +134,37 @@ static void test_slow_open(void **state)
 
 static void test_version(void **state)
 {
-    struct fake_daemon *f = fake_start(&(struct fake_options){0});
+    struct fake_daemon *f = fake_start(&(struct fake_options){.remote_odd = true});
     struct leat_client *client;
-    f->hello_version = 9;
     struct leat_client_options o = {.size = sizeof(o), .socket = f->path};
-    assert_int_equal(leat_connect(&o, &client, &err), LEAT_INVALID);
-    assert_non_null(strstr(err.message, "9"));
-    assert_non_null(strstr(err.message, leat_version()));
+    for (unsigned k = 0; k < 2; k++) {
+        f->hello_version = k ? 9 : 1;
+        assert_int_equal(leat_connect(&o, &client, &err), LEAT_INVALID);
+        assert_non_null(strstr(err.message, k ? "protocol 9" : "protocol 1"));
+        assert_non_null(strstr(err.message, leat_version()));
+        assert_non_null(strstr(err.message, "speaks 2 to 3: stop it"));
+    }
+    /* One of the release before speaks version 2 alone: so does the client then. */
+    for (unsigned version = PROTO_VERSION_MIN; version <= PROTO_VERSION; version++) {
+        f->hello_version = (int)version;
+        assert_int_equal(leat_connect(&o, &client, &err), 0);
+        assert_int_equal(f->offered.version_min, PROTO_VERSION_MIN);
+        assert_int_equal(f->offered.version_max, PROTO_VERSION);
+        struct leat_ws *ws;
+        uint8_t sample[60];
+        uint64_t bytes;
+        assert_int_equal(leat_open(client, "set", NULL, &ws, &err), 0);
+        assert_int_equal(leat_read(ws, FAKE_SAMPLES - 1, 0, sample, sizeof(sample), 0, &bytes, &err), 0);
+        assert_true(fake_matches(FAKE_SAMPLES - 1, 0, sample, bytes));
+        assert_int_equal(f->brokers,
+                         version - PROTO_VERSION_MIN + 1); /* by a data connection of that version */
+        leat_close(ws);
+        char *text;
+        assert_int_equal(leat_query(client, LEAT_QUERY_STATUS, NULL, &text, &err), 0);
+        leat_free(text);
+        assert_int_equal(f->heard_version, version);
+        leat_disconnect(client);
+    }
     fake_stop(f);
 }
 

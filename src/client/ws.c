@@ -422,6 +422,25 @@ int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint
                     : ws_wait(ws, NULL, 0, &how, err);
 }
 
+/* --- data connections -------------------------------------------------------------------------------------------- */
+
+int ws_brokered(struct net_reply *reply, int *ret_fd, unsigned *ret_version, struct leat_error *err)
+{
+    struct proto_brokered m;
+    int rc = proto_brokered_get(reply->body.data, reply->body.len, &m);
+    unsigned version = rc < 0 ? 0 : m.says ? m.version : PROTO_VERSION_MIN;
+    if (reply->nfds != 1)
+        rc = error_set(err, LEAT_CORRUPT, "the daemon brokered a connection and sent no descriptor");
+    else if (!proto_version_common(version, version))
+        rc = error_set(err, LEAT_CORRUPT, "the daemon brokered a connection of protocol version %u", version);
+    if (rc == 0) {
+        *ret_fd = TAKE_FD(reply->fds[0]);
+        *ret_version = version;
+    }
+    net_reply_fini(reply);
+    return rc;
+}
+
 /* --- regions ------------------------------------------------------------------------------------------------------ */
 
 static struct ws_window_map *stream_window_place(struct leat_ws *ws, uint32_t gid)

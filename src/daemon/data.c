@@ -215,7 +215,16 @@ struct client *client_alive(struct pool *pool, uint64_t serial)
 }
 
 /* A node that answers with a no is not gone: who asked is told, and does not take its samples from their source, silently and slowly. */
-static void brokered(void *user, int fd, const char *message)
+/* How the client is to speak on it; one of version 2 can only speak that. */
+static void send_brokered(struct client *c, uint16_t type, uint64_t id, int fd, unsigned version)
+{
+    AUTO_BYTES struct bytes_out body = {0};
+    if (conn_version(c->session.conn) > 2)
+        proto_brokered_put(&body, &(struct proto_brokered){.says = true, .version = (uint8_t)version});
+    conn_send(c->session.conn, PROTO_REPLY, type, id, 0, &body, &fd, 1);
+}
+
+static void brokered(void *user, int fd, unsigned version, const char *message)
 {
     struct brokering *b = user;
     struct client *c = client_alive(b->pool, b->client);
@@ -223,7 +232,7 @@ static void brokered(void *user, int fd, const char *message)
     if (c)
         c->ndialing--;
     if (c && fd >= 0) {
-        conn_send(c->session.conn, PROTO_REPLY, b->type, b->id, 0, NULL, &fd, 1);
+        send_brokered(c, b->type, b->id, fd, version);
     } else if (c) {
         error_set(&err, cluster_refused(fd) ? fd : LEAT_PEER_GONE, "node %s: %s", b->node, message);
         conn_send_error(c->session.conn, b->type, b->id, &err);
@@ -252,7 +261,12 @@ static int broker_dial(struct client *c, struct wset *ws, uint32_t node, uint32_
             .pool = c->server->pool, .client = c->session.serial, .type = f->type, .id = f->id};
         snprintf(b->node, sizeof(b->node), "%s", ws->nodes[node].address);
         c->ndialing++;
-        rc = cluster_dial(c->server->pool->cluster, ws, node, rail, c->uid, c->gid, brokered, b);
+        const struct cluster_dial_to to = {.node = node,
+                                           .rail = rail,
+                                           .uid = c->uid,
+                                           .gid = c->gid,
+                                           .version_max = conn_version(c->session.conn)};
+        rc = cluster_dial(c->server->pool->cluster, ws, &to, brokered, b);
         c->ndialing -= rc < 0;
     }
     if (rc < 0) {
@@ -279,7 +293,7 @@ int requests_broker(struct client *c, struct conn_message *m)
         }
         return broker_dial(c, ws, to.node, to.by_rail ? to.rail : CLUSTER_ANY_RAIL, &m->frame);
     }
-    int fds[2];
+    int fds[2] = {-1, -1};
     struct data_target *target = NULL;
     int rc = data_target_new(c->server, ws, c->uid, &target, &err);
     if (rc < 0)
@@ -294,7 +308,7 @@ int requests_broker(struct client *c, struct conn_message *m)
         error_sys(&err, rc, "cannot make a data connection");
         return requests_refuse(c, &m->frame, &err);
     }
-    conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, fds, 1);
+    send_brokered(c, m->frame.type, m->frame.id, fds[0], conn_version(c->session.conn));
     close(fds[0]);
     return 0;
 }

@@ -252,9 +252,9 @@ static int handshake_version(struct client *c, uint64_t id)
     struct leat_error err;
     error_set(
         &err, LEAT_UNSUPPORTED,
-        "this daemon speaks protocol version %d, the other side %u to %u: stop it (`leat stop`) and start "
-        "one of the same release",
-        PROTO_VERSION, c->hello.version_min, c->hello.version_max);
+        "this daemon speaks protocol versions %d to %d, the other side %u to %u: stop it (`leat stop`) and "
+        "start one of the same release",
+        PROTO_VERSION_MIN, PROTO_VERSION, c->hello.version_min, c->hello.version_max);
     return handshake_refuse(c, PROTO_HELLO, id, &err);
 }
 
@@ -294,16 +294,20 @@ static int handshake_foreign(struct client *c, uint64_t id)
     return handshake_refuse(c, PROTO_HELLO, id, &err);
 }
 
-static bool version_spoken(const struct proto_hello *hello)
+/* False: there is no version that both sides speak. */
+static bool version_agree(struct client *c)
 {
-    return hello->version_min <= PROTO_VERSION && hello->version_max >= PROTO_VERSION;
+    unsigned version = proto_version_common(c->hello.version_min, c->hello.version_max);
+    if (version)
+        conn_set_version(c->session.conn, version);
+    return version > 0;
 }
 
 static void welcome_fill(const struct client *c, struct proto_welcome *w)
 {
     const struct server *s = c->server;
     memcpy(w->mac, c->proof, sizeof(w->mac));
-    w->version = PROTO_VERSION;
+    w->version = (uint8_t)conn_version(c->session.conn);
     snprintf(w->node, sizeof(w->node), "%s", s->config.node_name);
     w->region_bytes = s->pool->config.region_bytes;
     w->pool_bytes = s->pool->config.cap_bytes;
@@ -337,10 +341,12 @@ static int data_begin(struct client *c, uint16_t type, uint64_t id)
     welcome_fill(c, &w);
     AUTO_BYTES struct bytes_out body = {0};
     proto_welcome_put(&body, &w);
+    unsigned version = conn_version(c->session.conn);
     int fd = body.failed ? -ENOMEM : conn_release_fd(c->session.conn);
     if (fd >= 0) {
         c->session.conn = NULL;
-        int rc = net_frame_send(fd, PROTO_REPLY, type, id, &body, NULL, 0, clock_now_ns() + NS_PER_S);
+        int rc =
+            net_frame_send(fd, version, PROTO_REPLY, type, id, &body, NULL, 0, clock_now_ns() + NS_PER_S);
         if (rc == 0)
             rc = data_serve(s, target, fd);
         if (rc < 0)
@@ -360,7 +366,7 @@ static int handshake_unix(struct client *c, struct conn_message *m)
         return LEAT_CORRUPT;
     if (!c->server->pool->config.opener.system && c->uid != geteuid() && c->uid != 0)
         return handshake_foreign(c, m->frame.id);
-    if (!version_spoken(&c->hello))
+    if (!version_agree(c))
         return handshake_version(c, m->frame.id);
     if (c->phase == CLIENT_OVER_LIMIT)
         return handshake_too_many(c, m->frame.id);
@@ -385,7 +391,7 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         int rc = net_auth_server_hello(&c->session.auth, m->body, m->frame.body_bytes, &c->hello, &w);
         if (rc < 0)
             return rc;
-        if (!version_spoken(&c->hello))
+        if (!version_agree(c))
             return handshake_version(c, m->frame.id);
         client_move(c, CLIENT_PROOF);
         reply_welcome(c, PROTO_HELLO, m->frame.id, &w); /* a stranger: who we are is for those who prove */

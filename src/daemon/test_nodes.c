@@ -286,7 +286,7 @@ struct dialed {
     char message[320];
 };
 
-static void on_dialed(void *user, int fd, const char *message)
+static void on_dialed(void *user, int fd, unsigned version, const char *message)
 {
     struct dialed *d = user;
     d->done = true;
@@ -297,7 +297,9 @@ static void on_dialed(void *user, int fd, const char *message)
 static int dial(struct host *h, struct wset *ws, uint32_t rail, struct dialed *ret)
 {
     *ret = (struct dialed){0};
-    assert_int_equal(cluster_dial(h->cluster, ws, 1, rail, geteuid(), getegid(), on_dialed, ret), 0);
+    const struct cluster_dial_to to = {
+        .node = 1, .rail = rail, .uid = geteuid(), .gid = getegid(), .version_max = PROTO_VERSION};
+    assert_int_equal(cluster_dial(h->cluster, ws, &to, on_dialed, ret), 0);
     test_run_until(ret->done, loop_turn(loop, 100));
     if (ret->fd >= 0)
         close(ret->fd);
@@ -384,6 +386,117 @@ static void test_wrong_token(void **state)
     assert_false(is_up(&h[0], 1) || is_up(&h[1], 0));
     pool_unlease(o.ws);
     stop(&h[1]);
+    stop(&h[0]);
+}
+
+/* A node of an older and of a newer release: what both speak is spoken, and else both sides are named. */
+static void test_other_versions(void **state)
+{
+    static const struct {
+        unsigned min, max, spoken;
+    } others[] = {{2, 2, 2}, {1, 2, 2}, {3, 9, 3}, {1, 1, 0}, {4, 9, 0}};
+    static const struct peer_ops ops = {.up = on_up, .down = on_down};
+    struct host h[2];
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    start(&h[0], token, nodes, 2);
+    for (unsigned k = 0; k < ARRAY_LEN(others); k++) {
+        struct peer *peer;
+        struct peer_config pc = {.address = h[0].address,
+                                 .rail = -1,
+                                 .hello = {.version_min = (uint8_t)others[k].min,
+                                           .version_max = (uint8_t)others[k].max,
+                                           .role = PROTO_ROLE_PEER},
+                                 .token = token,
+                                 .token_len = sizeof(token) - 1,
+                                 .ops = &ops};
+        came_up = false;
+        down_status = 0;
+        assert_int_equal(peer_new(loop, &pc, &peer), 0);
+        test_run_until(down_status || came_up, loop_turn(loop, 100));
+        assert_int_equal(came_up, others[k].spoken > 0);
+        if (came_up) {
+            assert_int_equal(peer_version(peer), others[k].spoken);
+        } else {
+            char both[64];
+            snprintf(both, sizeof(both), "2 to 3, the other side %u to %u: stop it", others[k].min,
+                     others[k].max);
+            assert_int_equal(down_status, LEAT_UNSUPPORTED);
+            assert_non_null(strstr(down_message, both));
+        }
+        peer_free(peer);
+    }
+    stop(&h[0]);
+}
+
+static void hear(int fd, uint64_t id, struct net_reply *reply);
+
+static void answer_as(int fd, unsigned version, const struct net_reply *to, struct bytes_out *body)
+{
+    assert_int_equal(net_frame_send(fd, version, PROTO_REPLY, to->frame.type, to->frame.id, body, NULL, 0, 0),
+                     0);
+    bytes_out_fini(body);
+}
+
+/* The node that is dialled chooses: version 2, as the release does that knows no other; or one that was not offered. */
+static void test_dialled_versions(void **state)
+{
+    struct host h[2];
+    struct leat_error err;
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    int listener;
+    assert_int_equal(net_listen(h[1].address, 0, &listener, &err), 0);
+    start(&h[0], token, nodes, 2);
+    for (unsigned k = 0; k < 2; k++) {
+        const unsigned version = k ? 2 : 9;
+        struct net_auth auth;
+        struct proto_hello hello;
+        struct proto_welcome w;
+        struct proto_proof proof;
+        struct net_reply m;
+        struct bytes_out body = {0};
+        struct pollfd p = {.fd = listener, .events = POLLIN};
+        test_run_until(poll(&p, 1, 0) == 1, loop_turn(loop, 10));
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        net_auth_init(&auth, token, sizeof(token) - 1);
+        hear(fd, 0, &m);
+        assert_int_equal(m.frame.version, PROTO_VERSION_MIN); /* nothing is agreed on yet */
+        assert_int_equal(net_auth_server_hello(&auth, m.body.data, m.body.len, &hello, &w), 0);
+        assert_int_equal(hello.version_min, PROTO_VERSION_MIN);
+        assert_int_equal(hello.version_max, PROTO_VERSION);
+        w.version = (uint8_t)version;
+        proto_welcome_put(&body, &w);
+        answer_as(fd, 2, &m, &body);
+        net_reply_fini(&m);
+        if (version == 2) {
+            hear(fd, 0, &m);
+            assert_int_equal(m.frame.version, 2);
+            assert_int_equal(proto_proof_get(m.body.data, m.body.len, &proof), 0);
+            assert_int_equal(net_auth_server_proof(&auth, proof.mac, sizeof(proof.mac), w.mac), 0);
+            proto_welcome_put(&body, &w);
+            answer_as(fd, 2, &m, &body);
+            net_reply_fini(&m);
+            hear(fd, 1, &m);
+            assert_int_equal(m.frame.type, PROTO_NODE);
+            assert_int_equal(m.frame.version, 2);
+            AUTO_MESSAGE(name) who; /* with nothing behind it */
+            assert_int_equal(proto_name_get(m.body.data, m.body.len, &who), 0);
+            assert_string_equal(who.name, h[0].address);
+            proto_node_reply_put(&body, &(struct proto_node_reply){.name = h[1].address, .incarnation = 5});
+            answer_as(fd, 2, &m, &body);
+            net_reply_fini(&m);
+            test_run_until(is_up(&h[0], 1), loop_turn(loop, 10));
+        } else {
+            p = (struct pollfd){.fd = fd, .events = POLLIN};
+            test_run_until(poll(&p, 1, 0) == 1, loop_turn(loop, 10));
+            assert_int_not_equal(net_frame_receive(fd, &m, 0), 0); /* closed */
+            assert_false(is_up(&h[0], 1));
+        }
+        net_auth_fini(&auth);
+        close(fd);
+    }
+    close(listener);
     stop(&h[0]);
 }
 
@@ -659,7 +772,7 @@ static void test_append(void **state)
 /* A client by hand, beside the loop that answers it. */
 static void say(int fd, uint16_t type, uint64_t id, struct bytes_out *body)
 {
-    assert_int_equal(net_frame_send(fd, PROTO_REQUEST, type, id, body, NULL, 0, 0), 0);
+    assert_int_equal(net_frame_send(fd, PROTO_VERSION, PROTO_REQUEST, type, id, body, NULL, 0, 0), 0);
     bytes_out_fini(body);
 }
 
@@ -810,6 +923,8 @@ int main(void)
         cmocka_unit_test(test_first_address_leads_elsewhere),
         cmocka_unit_test(test_wrong_token),
         cmocka_unit_test(test_other_list),
+        cmocka_unit_test(test_other_versions),
+        cmocka_unit_test(test_dialled_versions),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_name_of_two_addresses),
         cmocka_unit_test(test_gone_while_placed),

@@ -278,6 +278,111 @@ static void test_reports(void **state)
     host_stop(&h, true);
 }
 
+/* --- versions ------------------------------------------------------------------------------------------- */
+
+/* What a program of the release that spoke version 2 alone sends: HELLO as frame and body. */
+static const uint8_t hello_2[PROTO_FRAME + 74] = {'L',
+                                                  'E',
+                                                  'A',
+                                                  'T',
+                                                  2,
+                                                  1,
+                                                  1,
+                                                  0,
+                                                  [16] = 7,
+                                                  [24] = 74,
+                                                  [PROTO_FRAME] = 2,
+                                                  2,
+                                                  1,
+                                                  42,
+                                                  [PROTO_FRAME + 7] = 3,
+                                                  [PROTO_FRAME + 11] = 'o',
+                                                  'l',
+                                                  'd'};
+
+static void test_versions(void **state)
+{
+    static const struct {
+        unsigned min, max, spoken;
+    } others[] = {{2, 2, 2}, {1, 2, 2}, {3, 3, 3}, {2, 3, 3}, {3, 9, 3}, {1, 1, 0}, {4, 9, 0}};
+    struct host h;
+    struct leat_error err;
+    struct net_reply reply;
+    struct proto_welcome w;
+    host_start(&h, 16 * MIB);
+    host_run(&h);
+    for (unsigned k = 0; k < ARRAY_LEN(others); k++) {
+        int fd;
+        uint8_t hello[sizeof(hello_2)];
+        memcpy(hello, hello_2, sizeof(hello));
+        hello[PROTO_FRAME] = (uint8_t)others[k].min;
+        hello[PROTO_FRAME + 1] = (uint8_t)others[k].max;
+        assert_int_equal(net_dial(h.socket, 0, &fd, &err), 0);
+        assert_int_equal(send(fd, hello, sizeof(hello), 0), sizeof(hello));
+        receive_reply(fd, 7, &reply);
+        assert_int_equal(reply.frame.version, others[k].spoken ? others[k].spoken : PROTO_VERSION_MIN);
+        if (others[k].spoken) {
+            assert_int_equal(reply.frame.status, 0);
+            assert_int_equal(proto_welcome_get(reply.body.data, reply.body.len, &w), 0);
+            assert_int_equal(w.version, others[k].spoken);
+        } else {
+            char both[64];
+            snprintf(both, sizeof(both), "2 to 3, the other side %u to %u: stop it", others[k].min,
+                     others[k].max);
+            assert_int_equal(reply.frame.status, LEAT_UNSUPPORTED);
+            AUTO_FREE char *text = proto_error_text(reply.body.data, reply.body.len);
+            assert_non_null(strstr(text, both));
+        }
+        net_reply_fini(&reply);
+        close(fd);
+    }
+    host_stop(&h, true);
+}
+
+/* BROKER says the version of its connection to those who can read it, and data threads answer as they are
+ * asked. */
+static void test_brokered(void **state)
+{
+    struct host h;
+    host_start(&h, 64 * MIB);
+    host_run(&h);
+    for (unsigned version = PROTO_VERSION_MIN; version <= PROTO_VERSION; version++) {
+        struct leat_error err;
+        struct net_reply reply;
+        struct bytes_out body = {0};
+        struct proto_brokered m;
+        int fd;
+        assert_int_equal(net_dial(h.socket, 0, &fd, &err), 0);
+        proto_hello_put(&body, &(struct proto_hello){.version_min = 1,
+                                                     .version_max = (uint8_t)version,
+                                                     .role = PROTO_ROLE_CONTROL});
+        assert_int_equal(ask(fd, PROTO_HELLO, &body, NULL), 0);
+        uint64_t ws = open_set(fd, PROTO_OPEN, "set", h.data, NULL, NULL);
+        proto_broker_put(&body, &(struct proto_broker){.ws = ws});
+        assert_int_equal(ask(fd, PROTO_BROKER, &body, &reply), 0);
+        assert_int_equal(reply.body.len, version > 2);
+        assert_int_equal(proto_brokered_get(reply.body.data, reply.body.len, &m), 0);
+        assert_true(version == 2 || (m.says && m.version == version));
+        assert_int_equal(reply.nfds, 1);
+        int data = reply.fds[0];
+        reply.fds[0] = -1;
+        net_reply_fini(&reply);
+        bytes_put_u32(&body, 0); /* of no range */
+        assert_int_equal(net_frame_send(data, version, PROTO_REQUEST, PROTO_READ, 1, &body, NULL, 0, 0), 0);
+        receive_reply(data, 1, &reply);
+        assert_int_equal(reply.frame.version, version);
+        assert_int_equal(reply.frame.status, 0);
+        net_reply_fini(&reply);
+        /* The connection keeps its version. */
+        net_frame_send(data, version ^ 1, PROTO_REQUEST, PROTO_READ, 2, &body, NULL, 0, 0);
+        assert_int_not_equal(net_frame_receive(data, &reply, clock_now_ns() + 20 * NS_PER_S), 0);
+        bytes_out_fini(&body);
+        close(data);
+        close(fd);
+    }
+    host_stop(&h, true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -288,6 +393,8 @@ int main(void)
         cmocka_unit_test(test_only_the_owner_names),
         cmocka_unit_test(test_loaded_again_as_it_was),
         cmocka_unit_test(test_reports),
+        cmocka_unit_test(test_versions),
+        cmocka_unit_test(test_brokered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

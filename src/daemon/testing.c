@@ -103,7 +103,7 @@ uint64_t last_id;
 
 void send_request(int fd, uint16_t type, struct bytes_out *body)
 {
-    assert_int_equal(net_frame_send(fd, PROTO_REQUEST, type, ++last_id, body, NULL, 0, 0), 0);
+    assert_int_equal(net_frame_send(fd, PROTO_VERSION, PROTO_REQUEST, type, ++last_id, body, NULL, 0, 0), 0);
     bytes_out_fini(body);
 }
 

@@ -69,6 +69,7 @@ struct net_peer {
     const char *address; /* "host:port"; several rails comma-separated, nearest first */
     uint32_t generation; /* of the working set's descriptor: a stale one fails with -ESTALE */
     int connected_fd; /* tcp: an authenticated connection already open (the local daemon brokered it), or -1 */
+    unsigned version;      /* of that connection; 0: PROTO_VERSION */
     unsigned path, npaths; /* net/paths.h: which of how many rails that is; others leave them alone */
     /* shm: region mr_gid is mapped at regions[mr_gid] (NULL where it lives elsewhere), region_bytes long. The array is kept by
      * reference: it outlives the endpoint, and regions may be mapped into it later */

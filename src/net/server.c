@@ -62,6 +62,7 @@ struct data_conn {
     struct net_serve_target *target;
     uint64_t serial;  /* within its thread: what an answer that comes later goes by */
     unsigned waiting; /* requests that will be answered later */
+    uint8_t version;  /* of its frames, from the first one on; 0: none came */
     bool readable;    /* until a recvmsg finds nothing, or not as much as it asked for */
     bool ended;       /* the peer has sent its last: its end must be read even behind a short recvmsg */
 
@@ -186,7 +187,7 @@ static void push_reply(struct data_conn *c, uint16_t type, uint64_t id, int stat
                        size_t head_at, uint64_t payload_bytes)
 {
     struct reply *r = &c->replies[(c->reply_head + c->reply_count++) % QUEUE_REPLIES];
-    struct proto_frame frame = {.version = PROTO_VERSION,
+    struct proto_frame frame = {.version = c->version,
                                 .kind = PROTO_REPLY,
                                 .type = type,
                                 .status = status,
@@ -222,7 +223,7 @@ static void push_answer(struct data_conn *c, uint16_t type, uint64_t id, int sta
         return;
     }
     struct reply *r = &c->replies[(c->reply_head + c->reply_count - 1) % QUEUE_REPLIES];
-    struct proto_frame again = {.version = PROTO_VERSION,
+    struct proto_frame again = {.version = c->version,
                                 .kind = PROTO_REPLY,
                                 .type = type,
                                 .id = id,
@@ -406,7 +407,9 @@ static int serve_other(struct data_conn *c, const struct proto_frame *frame, str
 static int serve_frame(struct data_conn *c, const struct proto_frame *frame, const uint8_t *body)
 {
     struct bytes_in in = bytes_in_of(body, frame->body_bytes);
-    if (frame->kind != PROTO_REQUEST || frame->version != PROTO_VERSION)
+    if (!c->version) /* what was agreed on when it was made */
+        c->version = (uint8_t)proto_version_common(frame->version, frame->version);
+    if (frame->kind != PROTO_REQUEST || !c->version || frame->version != c->version)
         return LEAT_CORRUPT;
     count(&c->thread->requests, 1);
     if (frame->type == PROTO_READ)

@@ -134,7 +134,7 @@ static int with_conn(void *user)
     if (rc == 0)
         rc = conn_new(loop, fds[1], &ops, &status, NULL, &conn);
     if (rc == 0)
-        rc = net_frame_send(fds[0], PROTO_REQUEST, PROTO_QUERY, 1, &body, NULL, 0, 0);
+        rc = net_frame_send(fds[0], PROTO_VERSION, PROTO_REQUEST, PROTO_QUERY, 1, &body, NULL, 0, 0);
     for (unsigned i = 0; rc == 0 && i < 5; i++) {
         loop_turn(loop, 1);
         rc = status;

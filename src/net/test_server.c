@@ -56,7 +56,8 @@ static void test_server_write(void **state)
     send_write(fds[0], 1, &body, payload, 400007);
     bytes_put_u32(&read, 1); /* a read behind it sees what was written */
     proto_range_put(&read, &ranges[2]);
-    assert_int_equal(net_frame_send(fds[0], PROTO_REQUEST, PROTO_READ, 2, &read, NULL, 0, 0), 0);
+    assert_int_equal(net_frame_send(fds[0], PROTO_VERSION, PROTO_REQUEST, PROTO_READ, 2, &read, NULL, 0, 0),
+                     0);
     ranges[0].gid = 99;
     put_write(&body, 5, 3, ranges, 3);
     send_write(fds[0], 3, &body, payload, 400007);
@@ -170,8 +171,8 @@ static void test_server_last_words(void **state)
         rig_pool_init(&pool);
         rig_tcp_pair(fds);
         for (unsigned i = 0; i < asked; i++)
-            assert_int_equal(net_frame_send(fds[0], PROTO_REQUEST, PROTO_READ, i, &body, NULL, 0,
-                                            clock_now_ns() + 10 * NS_PER_S),
+            assert_int_equal(net_frame_send(fds[0], PROTO_VERSION, PROTO_REQUEST, PROTO_READ, i, &body, NULL,
+                                            0, clock_now_ns() + 10 * NS_PER_S),
                              0);
         assert_int_equal(shutdown(fds[0], SHUT_WR), 0);
         assert_int_equal(net_server_new(1, &server), 0);
@@ -223,7 +224,7 @@ static void test_server_slow_reader(void **state)
     bytes_put_u32(&body, 1);
     proto_range_put(&body, &range);
     unsigned asked = 0;
-    while (net_frame_send(fds[0], PROTO_REQUEST, PROTO_READ, asked, &body, NULL, 0,
+    while (net_frame_send(fds[0], PROTO_VERSION, PROTO_REQUEST, PROTO_READ, asked, &body, NULL, 0,
                           clock_now_ns() + 200 * NS_PER_MS) == 0)
         asked++;
     assert_true(asked > 256);

@@ -209,7 +209,7 @@ static int ask(int fd, uint16_t type, struct bytes_out *body)
 {
     struct net_reply reply;
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    assert_int_equal(net_frame_send(fd, PROTO_REQUEST, type, type, body, NULL, 0, 0), 0);
+    assert_int_equal(net_frame_send(fd, PROTO_VERSION, PROTO_REQUEST, type, type, body, NULL, 0, 0), 0);
     bytes_out_fini(body);
     test_run_until(poll(&p, 1, 0) != 0, loop_turn(loop, 10));
     assert_int_equal(net_frame_receive(fd, &reply, clock_now_ns() + 20 * NS_PER_S), 0);

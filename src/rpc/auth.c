@@ -49,6 +49,8 @@ int net_auth_client_start(struct net_auth *auth, const struct proto_hello *hello
     int rc = fresh_nonce(h.nonce);
     if (rc < 0)
         return step(auth, AUTH_FAILED, rc);
+    auth->version_min = h.version_min;
+    auth->version_max = h.version_max;
     proto_hello_put(&auth->hello, &h);
     bytes_put(out, auth->hello.data, auth->hello.len);
     return step(auth, AUTH_HELLO_SENT, auth->hello.failed || out->failed ? -ENOMEM : 0);
@@ -60,6 +62,9 @@ int net_auth_client_welcome(struct net_auth *auth, const void *body, size_t len,
         return step(auth, AUTH_FAILED, LEAT_DENIED);
     struct proto_welcome welcome;
     int rc = proto_welcome_get(body, len, &welcome);
+    auth->version = rc == 0 ? welcome.version : 0;
+    if (rc == 0 && (auth->version < auth->version_min || auth->version > auth->version_max))
+        rc = LEAT_UNSUPPORTED;
     if (rc == 0) {
         memcpy(auth->nonce_s, welcome.nonce, sizeof(auth->nonce_s));
         rc = mac(auth, false, ret_proof);
@@ -90,7 +95,7 @@ int net_auth_server_hello(struct net_auth *auth, const void *body, size_t len, s
     if (auth->state != AUTH_NEW)
         return step(auth, AUTH_FAILED, LEAT_DENIED);
     struct proto_hello hello;
-    struct proto_welcome welcome = {.version = PROTO_VERSION};
+    struct proto_welcome welcome = {0};
     int rc = proto_hello_get(body, len, &hello);
     if (rc < 0)
         return step(auth, AUTH_FAILED, rc);
@@ -98,6 +103,8 @@ int net_auth_server_hello(struct net_auth *auth, const void *body, size_t len, s
     rc = auth->hello.failed ? -ENOMEM : fresh_nonce(auth->nonce_s);
     if (rc < 0)
         return step(auth, AUTH_FAILED, rc);
+    auth->version = (uint8_t)proto_version_common(hello.version_min, hello.version_max);
+    welcome.version = auth->version;
     memcpy(welcome.nonce, auth->nonce_s, sizeof(welcome.nonce));
     *ret_hello = hello;
     *ret_welcome = welcome;

@@ -25,7 +25,9 @@ struct net_auth {
     const void *token; /* the caller's, until the last step, or the first seal */
     size_t token_len;
     int state;
-    struct bytes_out hello; /* the transcript's first part */
+    uint8_t version_min, version_max; /* a client's offer */
+    uint8_t version;                  /* of the connection, once it is agreed on */
+    struct bytes_out hello;           /* the transcript's first part */
     uint8_t nonce_s[32];
 };
 void net_auth_init(struct net_auth *auth, const void *token, size_t token_len);
@@ -33,12 +35,14 @@ void net_auth_fini(struct net_auth *auth);
 
 /* Appends HELLO's body to `out`, with a fresh nonce in it. */
 int net_auth_client_start(struct net_auth *auth, const struct proto_hello *hello, struct bytes_out *out);
-/* The first reply's body; ret_proof is PROOF's body. LEAT_DENIED, LEAT_CORRUPT. */
+/* The first reply's body; ret_proof is PROOF's body. LEAT_DENIED, LEAT_CORRUPT; LEAT_UNSUPPORTED:
+ * auth->version was not offered. */
 int net_auth_client_welcome(struct net_auth *auth, const void *body, size_t len, uint8_t ret_proof[32]);
 /* The second reply: 0: the server knows the token. LEAT_DENIED: it does not; nothing may be sent to it. */
 int net_auth_client_confirm(struct net_auth *auth, const struct proto_welcome *welcome);
 
-/* HELLO's body: fills the nonce of ret_welcome (the rest of it is zero) and what the client says of itself. */
+/* HELLO's body: fills nonce and version of ret_welcome (0: none is common; the rest is zero), and what the
+ * client says of itself. */
 int net_auth_server_hello(struct net_auth *auth, const void *body, size_t len, struct proto_hello *ret_hello,
                           struct proto_welcome *ret_welcome);
 /* PROOF's body. 0: the client knows the token; ret_mac is for the second reply. LEAT_DENIED otherwise. */

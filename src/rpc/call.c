@@ -83,15 +83,15 @@ static int send_all(int fd, struct iovec *iov, unsigned n, const int *fds, unsig
 
 /* --- frames ---------------------------------------------------------------------------------------------------- */
 
-int net_frame_send(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
-                   const int *fds, unsigned nfds, uint64_t deadline_ns)
+int net_frame_send(int fd, unsigned version, uint8_t kind, uint16_t type, uint64_t id,
+                   const struct bytes_out *body, const int *fds, unsigned nfds, uint64_t deadline_ns)
 {
     size_t body_bytes = body ? body->len : 0;
     if (body && body->failed)
         return -ENOMEM;
     if (body_bytes > PROTO_BODY_MAX || nfds > PROTO_FDS_MAX)
         return LEAT_INVALID;
-    struct proto_frame frame = {.version = PROTO_VERSION,
+    struct proto_frame frame = {.version = (uint8_t)version,
                                 .kind = kind,
                                 .type = type,
                                 .id = id,

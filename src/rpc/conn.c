@@ -69,6 +69,7 @@ struct conn {
     uint64_t out_limit;
     uint32_t body_limit, fds_limit;
     bool is_unix;
+    uint8_t version;
     uint32_t uid; /* of a unix peer; else UINT32_MAX */
     struct conn_budget *budget;
     uint64_t charged; /* to it, by us */
@@ -384,7 +385,7 @@ static void queue(struct conn *conn, struct proto_frame frame, const struct byte
     int rc = -ENOMEM;
     struct out_item *item = NULL;
     size_t body_bytes = body ? body->len : 0;
-    frame.version = PROTO_VERSION;
+    frame.version = conn->version;
     frame.body_bytes = (uint32_t)body_bytes;
     if (conn->closed || conn->freed) {
         rc = LEAT_PEER_GONE;
@@ -667,6 +668,7 @@ int conn_new(struct loop *loop, int fd, const struct conn_ops *ops, void *user,
     conn->loop = loop;
     conn->ops = ops;
     conn->user = user;
+    conn->version = PROTO_VERSION_MIN;
     conn->body_limit = limits && limits->body_bytes ? limits->body_bytes : PROTO_BODY_MAX;
     conn->out_limit = limits && limits->out_bytes ? limits->out_bytes : OUT_BYTES;
     conn->fds_limit = limits && limits->no_fds ? 0 : RECEIVED_FDS;
@@ -749,6 +751,16 @@ uint64_t conn_queued(const struct conn *conn)
 void *conn_user(const struct conn *conn)
 {
     return conn->user;
+}
+
+void conn_set_version(struct conn *conn, unsigned version)
+{
+    conn->version = (uint8_t)version;
+}
+
+unsigned conn_version(const struct conn *conn)
+{
+    return conn->version;
 }
 
 int conn_fd(const struct conn *conn)

@@ -56,6 +56,9 @@ void conn_free(struct conn *conn);
 int conn_release_fd(struct conn *conn);
 void *conn_user(const struct conn *conn);
 int conn_fd(const struct conn *conn);
+/* What its frames say: PROTO_VERSION_MIN until the handshake has agreed on one. */
+void conn_set_version(struct conn *conn, unsigned version);
+unsigned conn_version(const struct conn *conn);
 /* SO_PEERCRED of a unix peer. */
 int conn_credentials(const struct conn *conn, uint32_t *ret_uid, uint32_t *ret_gid, int32_t *ret_pid);
 
@@ -86,8 +89,8 @@ struct net_reply {
 };
 void net_reply_fini(struct net_reply *reply);
 /* Writes one frame. deadline_ns absolute, 0 none. LEAT_PEER_GONE, LEAT_TIMED_OUT. */
-int net_frame_send(int fd, uint8_t kind, uint16_t type, uint64_t id, const struct bytes_out *body,
-                   const int *fds, unsigned nfds, uint64_t deadline_ns);
+int net_frame_send(int fd, unsigned version, uint8_t kind, uint16_t type, uint64_t id,
+                   const struct bytes_out *body, const int *fds, unsigned nfds, uint64_t deadline_ns);
 /* A frame as far as it has come; zeroed at first. net_reply_fini(&rx.reply) when no more is to come. */
 struct net_rx {
     uint8_t head[PROTO_FRAME];

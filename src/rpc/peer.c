@@ -240,6 +240,16 @@ static int on_reply(struct peer *p, struct conn_message *m)
     return LEAT_CORRUPT;
 }
 
+static void wrong_version(struct peer *p)
+{
+    char why[160];
+    snprintf(
+        why, sizeof(why),
+        "it speaks protocol version %u, this side %u to %u: install the same release of Leat on both nodes",
+        p->auth.version, p->config.hello.version_min, p->config.hello.version_max);
+    go_down(p, LEAT_UNSUPPORTED, why);
+}
+
 static int on_welcome(struct peer *p, struct conn_message *m)
 {
     if (m->frame.status < 0) {
@@ -262,10 +272,16 @@ static int on_welcome(struct peer *p, struct conn_message *m)
         return 0;
     }
     struct proto_proof proof;
-    if (net_auth_client_welcome(&p->auth, m->body, m->frame.body_bytes, proof.mac) < 0) {
+    int rc = net_auth_client_welcome(&p->auth, m->body, m->frame.body_bytes, proof.mac);
+    if (rc == LEAT_UNSUPPORTED) {
+        wrong_version(p);
+        return 0;
+    }
+    if (rc < 0) {
         go_down(p, LEAT_DENIED, "it does not keep to the handshake");
         return 0;
     }
+    conn_set_version(p->conn, p->auth.version);
     AUTO_BYTES struct bytes_out body = {0};
     proto_proof_put(&body, &proof);
     peer_move(p, PEER_PROOF);
@@ -520,6 +536,11 @@ unsigned peer_address(const struct peer *p)
 const char *peer_name(const struct peer *p)
 {
     return p->name;
+}
+
+unsigned peer_version(const struct peer *p)
+{
+    return p->auth.version;
 }
 
 enum peer_state peer_state(const struct peer *p)

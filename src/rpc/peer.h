@@ -29,7 +29,7 @@ struct peer_config {
     struct resolve_address *answered;
     int rail; /* the number of this one rail: by the interface in its subnet alone. -1: by whichever way */
     const char *listen;       /* our own addresses, for that */
-    struct proto_hello hello; /* role, acting user, working set */
+    struct proto_hello hello; /* versions, role, acting user, working set */
     const void *token;
     size_t token_len;
     bool stay; /* connect again after a pause */
@@ -41,6 +41,8 @@ struct peer_config {
 unsigned peer_address(const struct peer *peer);
 /* UP: what the other side calls itself, which is what it listens on unless it was given a name. */
 const char *peer_name(const struct peer *peer);
+/* UP: of the connection. */
+unsigned peer_version(const struct peer *peer);
 /* Begins to connect. Names are looked up on a thread of their own, before each try. */
 int peer_new(struct loop *loop, const struct peer_config *config, struct peer **ret_peer);
 void peer_free(

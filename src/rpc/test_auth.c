@@ -19,8 +19,8 @@ static const char token[] = "0123456789abcdef0123456789abcdef";
 static const char other[] = "0123456789abcdef0123456789abcdeF";
 #define TOKEN_LEN (sizeof(token) - 1)
 
-static const struct proto_hello hello = {.version_min = 1,
-                                         .version_max = 1,
+static const struct proto_hello hello = {.version_min = PROTO_VERSION_MIN,
+                                         .version_max = PROTO_VERSION,
                                          .role = PROTO_ROLE_DATA,
                                          .program = "test",
                                          .acting_uid = 1000,
@@ -316,13 +316,34 @@ static void test_token_file(void **state)
     rmdir(path);
 }
 
+/* The server takes the highest version of both; a client takes none that it has not offered. */
+static void test_versions(void **state)
+{
+    struct talk t;
+    struct proto_welcome w;
+    assert_int_equal(begin(&t, token, token, 0, 0), 0);
+    assert_int_equal(proto_welcome_get(t.welcome.data, t.welcome.len, &w), 0);
+    assert_int_equal(w.version, PROTO_VERSION);
+    assert_int_equal(client_step(&t), 0);
+    assert_int_equal(t.client.version, PROTO_VERSION);
+    end(&t);
+    for (unsigned k = 0; k < 2; k++) {
+        assert_int_equal(begin(&t, token, token, 0, 0), 0);
+        t.welcome.data[0] = k ? PROTO_VERSION + 1 : PROTO_VERSION_MIN - 1;
+        assert_int_equal(client_step(&t), LEAT_UNSUPPORTED);
+        assert_int_equal(t.client.version, t.welcome.data[0]); /* for the message */
+        assert_int_equal(confirm_step(&t), LEAT_DENIED);
+        end(&t);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_good),       cmocka_unit_test(test_wrong_token),
         cmocka_unit_test(test_tampering),  cmocka_unit_test(test_replay),
         cmocka_unit_test(test_order),      cmocka_unit_test(test_sealed),
-        cmocka_unit_test(test_token_file),
+        cmocka_unit_test(test_token_file), cmocka_unit_test(test_versions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

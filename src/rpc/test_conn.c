@@ -137,7 +137,8 @@ static void test_round_trip(void **state)
         struct bytes_out body = {0};
         bytes_put_str(&body, "hello");
         for (unsigned i = 0; i < 100; i++)
-            assert_int_equal(net_frame_send(s.peer, PROTO_REQUEST, PROTO_QUERY, i, &body, NULL, 0, 0), 0);
+            assert_int_equal(
+                net_frame_send(s.peer, PROTO_VERSION, PROTO_REQUEST, PROTO_QUERY, i, &body, NULL, 0, 0), 0);
         turns(&s);
         assert_int_equal(s.messages, 100);
         assert_memory_equal(s.body, "\5\0\0\0hello", 9);
@@ -280,9 +281,9 @@ static void test_descriptors(void **state)
     s.take_fds = true;
     int pipes[2];
     assert_int_equal(pipe(pipes), 0);
-    assert_int_equal(net_frame_send(s.peer, PROTO_REQUEST, 16, 1, NULL, NULL, 0, 0), 0);
-    assert_int_equal(net_frame_send(s.peer, PROTO_REQUEST, 16, 2, NULL, pipes, 1, 0), 0);
-    assert_int_equal(net_frame_send(s.peer, PROTO_REQUEST, 16, 3, NULL, pipes, 2, 0), 0);
+    assert_int_equal(net_frame_send(s.peer, PROTO_VERSION, PROTO_REQUEST, 16, 1, NULL, NULL, 0, 0), 0);
+    assert_int_equal(net_frame_send(s.peer, PROTO_VERSION, PROTO_REQUEST, 16, 2, NULL, pipes, 1, 0), 0);
+    assert_int_equal(net_frame_send(s.peer, PROTO_VERSION, PROTO_REQUEST, 16, 3, NULL, pipes, 2, 0), 0);
     turns(&s);
     assert_int_equal(s.messages, 3);
     assert_int_equal(s.nfds, 3);
@@ -295,7 +296,7 @@ static void test_descriptors(void **state)
     for (unsigned i = 0; i < PROTO_FDS_MAX; i++)
         many[i] = pipes[0];
     s.take_fds = false; /* what the owner does not take is closed */
-    assert_int_equal(net_frame_send(s.peer, PROTO_REQUEST, 16, 4, NULL, many, 4, 0), 0);
+    assert_int_equal(net_frame_send(s.peer, PROTO_VERSION, PROTO_REQUEST, 16, 4, NULL, many, 4, 0), 0);
     conn_send(s.conn, PROTO_REPLY, 16, 4, 0, NULL, many, PROTO_FDS_MAX);
     conn_send(s.conn, PROTO_REPLY, 16, 5, 0, NULL, many, 2);
     turns(&s);
@@ -323,7 +324,7 @@ static void test_descriptors(void **state)
     assert_int_equal(sendmsg(s.peer, &msg, 0), sizeof(wire));
     expect_closed(&s, LEAT_CORRUPT);
     side_init(&s, AF_UNIX, 0); /* more than any request has */
-    assert_int_equal(net_frame_send(s.peer, PROTO_REQUEST, 16, 4, NULL, many, 5, 0), 0);
+    assert_int_equal(net_frame_send(s.peer, PROTO_VERSION, PROTO_REQUEST, 16, 4, NULL, many, 5, 0), 0);
     close(pipes[0]);
     close(pipes[1]);
     expect_closed(&s, LEAT_CORRUPT);
@@ -346,7 +347,7 @@ static void test_payload(void **state)
                                      .id = 1,
                                      .payload_bytes = sizeof(sent)},
                sent, sizeof(sent));
-    assert_int_equal(net_frame_send(s.peer, PROTO_REQUEST, 17, 2, NULL, NULL, 0, 0), 0);
+    assert_int_equal(net_frame_send(s.peer, PROTO_VERSION, PROTO_REQUEST, 17, 2, NULL, NULL, 0, 0), 0);
     turns(&s);
     assert_int_equal(s.messages, 2);
     assert_int_equal(s.done, 1);
@@ -564,7 +565,8 @@ static void test_free_inside(void **state)
     s.free_in_callback = true;
     s.echo = true;
     for (unsigned i = 0; i < 3; i++)
-        assert_int_equal(net_frame_send(s.peer, PROTO_REQUEST, PROTO_QUERY, i, NULL, NULL, 0, 0), 0);
+        assert_int_equal(
+            net_frame_send(s.peer, PROTO_VERSION, PROTO_REQUEST, PROTO_QUERY, i, NULL, NULL, 0, 0), 0);
     turns(&s);
     assert_int_equal(s.messages, 1);
     assert_int_equal(s.closed, 0);
@@ -611,7 +613,8 @@ static void test_blocking_face(void **state)
     assert_int_equal(net_frame_receive(pair[0], &reply, 0), LEAT_CORRUPT);
     close(pair[1]);
     assert_int_equal(net_frame_receive(pair[0], &reply, 0), LEAT_PEER_GONE);
-    assert_int_equal(net_frame_send(pair[0], PROTO_REQUEST, 1, 1, NULL, NULL, 0, 0), LEAT_PEER_GONE);
+    assert_int_equal(net_frame_send(pair[0], PROTO_VERSION, PROTO_REQUEST, 1, 1, NULL, NULL, 0, 0),
+                     LEAT_PEER_GONE);
     close(pair[0]);
 }
 

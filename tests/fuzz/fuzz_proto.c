@@ -63,6 +63,7 @@ static const struct {
     N(puts, put_range),
     N(ready, ready_record),
     M(write),
+    M(brokered),
 };
 
 static void same(struct bytes_out *out, const uint8_t *data, size_t size)

@@ -59,6 +59,7 @@ struct net_endpoint {
     struct tcp_ctx *ctx;
     struct list node;
     int fd; /* -1: torn down */
+    uint8_t version;
     struct forkfd forkfd;
     bool watched, want_out; /* by epoll */
     bool may_sleep;         /* a recvmsg without MSG_DONTWAIT comes back after SLEEP_MS */
@@ -220,7 +221,7 @@ static void encode(struct net_endpoint *ep, struct net_op *op, uint32_t first,
         proto_range_write(range, &run);
     ret_request->end = i;
     ep->out.len -= (size_t)(most - n) * PROTO_RANGE;
-    struct proto_frame frame = {.version = PROTO_VERSION,
+    struct proto_frame frame = {.version = ep->version,
                                 .kind = PROTO_REQUEST,
                                 .type = PROTO_READ,
                                 .id = ret_request->id,
@@ -293,8 +294,8 @@ static int frame_came(struct net_endpoint *ep)
     int rc = proto_frame_get(ep->frame, &f);
     if (rc < 0)
         return rc;
-    if (!rq || f.version != PROTO_VERSION || f.kind != PROTO_REPLY || f.type != PROTO_READ ||
-        f.id != rq->id || f.nfds)
+    if (!rq || f.version != ep->version || f.kind != PROTO_REPLY || f.type != PROTO_READ || f.id != rq->id ||
+        f.nfds)
         return LEAT_CORRUPT;
     /* The op's cursor may stand before reads that an error reply passed over. */
     rq->op->cursor = rq->first;
@@ -611,6 +612,7 @@ static int tcp_connect(struct net_ctx *base, const struct net_peer *peer, uint64
         return error_set(err, -ENOMEM, "no memory for an endpoint");
     ep->ctx = ctx;
     ep->fd = peer->connected_fd;
+    ep->version = peer->version ? (uint8_t)peer->version : PROTO_VERSION;
     list_init(&ep->ops);
     int rc = 0;
     if (ep->fd < 0)

@@ -101,6 +101,7 @@ struct net_endpoint {
     int fd; /* the data connection; -1: torn down */
     struct forkfd forkfd;
     bool want_out, disconnected;
+    uint8_t version; /* of it */
     uint32_t node_id, generation;
     unsigned npaths;
     struct ucx_path paths[NET_RDMA_RAILS_MAX];

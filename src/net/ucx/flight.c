@@ -193,7 +193,7 @@ static bool reserve_slices(struct ucx_ctx *ctx, const struct net_op *op, struct 
 int endpoint_request(struct net_endpoint *ep, uint16_t type, const struct bytes_out *body)
 {
     uint8_t head[PROTO_FRAME];
-    struct proto_frame frame = {.version = PROTO_VERSION,
+    struct proto_frame frame = {.version = ep->version,
                                 .kind = PROTO_REQUEST,
                                 .type = type,
                                 .id = ++ep->next_id,

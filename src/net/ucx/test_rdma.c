@@ -277,7 +277,8 @@ static void test_false_keys(void **state)
         bytes_put_u32(&body, 1);
         bytes_put_u64(&body, 4711);
         struct net_reply reply;
-        assert_int_equal(net_frame_send(fd, PROTO_REQUEST, PROTO_RDMA_CONNECT, 1, &body, NULL, 0, 0), 0);
+        assert_int_equal(
+            net_frame_send(fd, PROTO_VERSION, PROTO_REQUEST, PROTO_RDMA_CONNECT, 1, &body, NULL, 0, 0), 0);
         assert_int_equal(net_frame_receive(fd, &reply, 0), 0);
         net_reply_fini(&reply);
         bytes_out_reset(&body);
@@ -287,7 +288,8 @@ static void test_false_keys(void **state)
         bytes_put_u32(&body, 1);
         bytes_put_u32(&body, len);
         bytes_put(&body, key, len);
-        assert_int_equal(net_frame_send(fd, PROTO_REQUEST, PROTO_RDMA_VIEW, 2, &body, NULL, 0, 0), 0);
+        assert_int_equal(
+            net_frame_send(fd, PROTO_VERSION, PROTO_REQUEST, PROTO_RDMA_VIEW, 2, &body, NULL, 0, 0), 0);
         assert_int_equal(net_frame_receive(fd, &reply, clock_now_ns() + 20 * NS_PER_S), LEAT_PEER_GONE);
         bytes_out_fini(&body);
         close(fd);

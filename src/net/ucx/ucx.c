@@ -251,7 +251,7 @@ static int frame_came(struct net_endpoint *ep)
     int rc = proto_frame_get(ep->head, &ep->frame);
     if (rc < 0)
         return rc;
-    if (ep->frame.version != PROTO_VERSION || ep->frame.kind != PROTO_REPLY || ep->frame.nfds ||
+    if (ep->frame.version != ep->version || ep->frame.kind != PROTO_REPLY || ep->frame.nfds ||
         ep->frame.payload_bytes || ep->frame.body_bytes > BODY_MAX)
         return LEAT_CORRUPT;
     free(ep->body);
@@ -409,8 +409,8 @@ static int ask_rails(struct net_endpoint *ep, int fd, uint64_t deadline_ns, stru
     struct bytes_out body = {0};
     rails_tell(ctx, &body);
     int rc = body.failed ? -ENOMEM
-                         : net_frame_send(fd, PROTO_REQUEST, PROTO_RDMA_CONNECT, ++ep->next_id, &body, NULL,
-                                          0, deadline_ns);
+                         : net_frame_send(fd, ep->version, PROTO_REQUEST, PROTO_RDMA_CONNECT, ++ep->next_id,
+                                          &body, NULL, 0, deadline_ns);
     bytes_out_fini(&body);
     if (rc == 0)
         rc = net_frame_receive(fd, reply, deadline_ns);
@@ -513,6 +513,7 @@ static int ucx_connect(struct net_ctx *base, const struct net_peer *peer, uint64
     }
     *ep = (struct net_endpoint){.ctx = ctx,
                                 .fd = -1,
+                                .version = peer->version ? (uint8_t)peer->version : PROTO_VERSION,
                                 .node_id = peer->node,
                                 .generation = peer->generation,
                                 .nkeys = peer->nregions,

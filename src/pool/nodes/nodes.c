@@ -633,7 +633,7 @@ static void nodes_retain(struct cluster *c, struct wset *ws)
 static void dial_free(struct dial *d)
 {
     if (d->done)
-        d->done(d->user, -ECANCELED, "the daemon is ending");
+        d->done(d->user, -ECANCELED, 0, "the daemon is ending");
     loop_timer_clear(&d->reaper);
     list_remove(&d->node);
     peer_free(d->peer);
@@ -648,7 +648,7 @@ static void dial_reap(struct loop_timer *timer)
 static void dial_end(struct dial *d, int fd, const char *message)
 {
     if (d->done)
-        d->done(d->user, fd, message);
+        d->done(d->user, fd, peer_version(d->peer), message);
     else if (fd >= 0)
         close(fd);
     d->done = NULL;
@@ -721,22 +721,22 @@ static void dial_down(struct peer *peer, int status, const char *message)
 
 static const struct peer_ops dial_ops = {.up = dial_up, .down = dial_down};
 
-int cluster_dial(struct cluster *c, struct wset *ws, uint32_t node, uint32_t rail, uint32_t uid, uint32_t gid,
-                 cluster_dialed_fn done, void *user)
+int cluster_dial(struct cluster *c, struct wset *ws, const struct cluster_dial_to *to, cluster_dialed_fn done,
+                 void *user)
 {
     struct dial *d = calloc(1, sizeof(*d));
     if (!d)
         return -ENOMEM;
-    *d = (struct dial){.cluster = c, .to = node, .rail = rail, .done = done, .user = user};
-    struct peer_config pc = {.address = c->config.nodes[node],
-                             .answered = c->links[node].answered,
-                             .rail = rail == CLUSTER_ANY_RAIL ? -1 : (int)rail,
+    *d = (struct dial){.cluster = c, .to = to->node, .rail = to->rail, .done = done, .user = user};
+    struct peer_config pc = {.address = c->config.nodes[to->node],
+                             .answered = c->links[to->node].answered,
+                             .rail = to->rail == CLUSTER_ANY_RAIL ? -1 : (int)to->rail,
                              .listen = c->config.self,
-                             .hello = {.version_min = PROTO_VERSION,
-                                       .version_max = PROTO_VERSION,
+                             .hello = {.version_min = PROTO_VERSION_MIN,
+                                       .version_max = (uint8_t)to->version_max,
                                        .role = PROTO_ROLE_DATA,
-                                       .acting_uid = uid,
-                                       .acting_gid = gid,
+                                       .acting_uid = to->uid,
+                                       .acting_gid = to->gid,
                                        .generation = atomic_load(&ws->live->generation)},
                              .token = c->config.token,
                              .token_len = c->config.token_len,
@@ -801,16 +801,17 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
     for (unsigned n = 0; rc == 0 && n < config->nnodes; n++) {
         if (n == c->self)
             continue;
-        struct peer_config pc = {
-            .address = config->nodes[n],
-            .answered = c->links[n].answered,
-            .rail = -1,
-            .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
-            .token = config->token,
-            .token_len = config->token_len,
-            .stay = true,
-            .ops = &link_ops,
-            .user = &c->links[n]};
+        struct peer_config pc = {.address = config->nodes[n],
+                                 .answered = c->links[n].answered,
+                                 .rail = -1,
+                                 .hello = {.version_min = PROTO_VERSION_MIN,
+                                           .version_max = PROTO_VERSION,
+                                           .role = PROTO_ROLE_PEER},
+                                 .token = config->token,
+                                 .token_len = config->token_len,
+                                 .stay = true,
+                                 .ops = &link_ops,
+                                 .user = &c->links[n]};
         rc = peer_new(loop, &pc, &c->links[n].peer);
         if (rc < 0)
             error_set(err, rc, "out of memory");

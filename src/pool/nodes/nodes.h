@@ -43,12 +43,17 @@ static inline bool cluster_refused(int rc)
     return rc == LEAT_STALE || rc == LEAT_DENIED || rc == LEAT_BUSY;
 }
 
-/* An authenticated data connection to a node of ws, for a client: done(user, fd or -errno, message) later. By one rail of it, from our
- * interface in that subnet, or by whichever address answers. */
 #define CLUSTER_ANY_RAIL UINT32_MAX
-typedef void (*cluster_dialed_fn)(void *user, int fd, const char *message);
-int cluster_dial(struct cluster *cluster, struct wset *ws, uint32_t node, uint32_t rail, uint32_t uid,
-                 uint32_t gid, cluster_dialed_fn done, void *user);
+struct cluster_dial_to {
+    uint32_t node,
+        rail; /* of the set; by one rail of it, from our interface in that subnet, or by any address that answers */
+    uint32_t uid, gid;
+    unsigned version_max; /* that its user speaks */
+};
+/* An authenticated data connection to a node of ws, for a client: done(user, fd or -errno, its version, message) later. */
+typedef void (*cluster_dialed_fn)(void *user, int fd, unsigned version, const char *message);
+int cluster_dial(struct cluster *cluster, struct wset *ws, const struct cluster_dial_to *to,
+                 cluster_dialed_fn done, void *user);
 
 /* A message of another node, on a connection that it made. Control loop. 0; -errno: the caller closes the connection. */
 int cluster_message(struct cluster *cluster, struct rpc_session *session, struct conn_message *message);

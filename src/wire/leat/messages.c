@@ -356,6 +356,7 @@ TABLE(fetch, NULL, INT(fetch, ws), ELEMENTS(fetch, n, 16, PROTO_IDS_MAX))
 TABLE(run, run_check, INTS(run, address, gid))
 TABLE(fetched, NULL, INT(fetched, lease), LIST(fetched, nruns, runs, run))
 TABLE(broker, NULL, INT(broker, ws), INT(broker, node), OPTIONAL(broker, by_rail), INT(broker, rail))
+TABLE(brokered, NULL, OPTIONAL(brokered, says), INT(brokered, version))
 TABLE(credits, NULL, INT(credits, slot))
 
 TABLE(query, NULL, INT(query, query), STRING(query, arg, PROTO_STR_MAX))

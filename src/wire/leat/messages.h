@@ -232,6 +232,12 @@ struct proto_broker {
 };
 PROTO_MESSAGE(broker)
 
+struct proto_brokered {
+    bool says; /* not on the wire: without it the version is missing, and PROTO_VERSION_MIN */
+    uint8_t version;
+};
+PROTO_MESSAGE(brokered)
+
 struct proto_credits {
     uint32_t slot;
 };

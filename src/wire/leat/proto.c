@@ -45,6 +45,12 @@ void proto_frame_put(uint8_t out[PROTO_FRAME], const struct proto_frame *frame)
     memset(out + FRAME_USED, 0, PROTO_FRAME - FRAME_USED);
 }
 
+unsigned proto_version_common(unsigned min, unsigned max)
+{
+    unsigned version = MIN(max, (unsigned)PROTO_VERSION);
+    return version >= MAX(min, (unsigned)PROTO_VERSION_MIN) ? version : 0;
+}
+
 int proto_frame_get(const uint8_t in[PROTO_FRAME], struct proto_frame *ret_frame)
 {
     struct proto_frame f = {

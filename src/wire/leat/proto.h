@@ -16,7 +16,7 @@
  * Who may connect. Unix: SO_PEERCRED is the identity; the socket's folder is private or its mode the administrator's.
  * TCP: both sides prove that they know the token (32 bytes or more, from a file) without sending it:
  *     client  HELLO  {versions, role, nonce_c[32], acting uid, gid, ws uuid}
- *     server  reply  {version, nonce_s[32]}
+ *     server  reply  {version, nonce_s[32]}: the highest that both speak, from here on in each frame
  *     client  PROOF  {mac_c = HMAC-SHA256(token, "leat client" ‖ transcript)}
  *     server  reply  {mac_s = HMAC-SHA256(token, "leat server" ‖ transcript), node id, generation, ...}
  * where transcript = the bytes of HELLO's body ‖ nonce_s. Nothing else is accepted before that. A daemon connects to its peers; for a
@@ -29,9 +29,10 @@
 #include "base/bytes.h"
 
 #define PROTO_MAGIC       0x5441454cu /* "LEAT" */
-#define PROTO_VERSION     2
-#define PROTO_FRAME       64 /* a line of the cache: see proto_frame_put */
-#define PROTO_RANGE       16 /* a proto_range */
+#define PROTO_VERSION     3           /* the newest that is spoken here, */
+#define PROTO_VERSION_MIN 2           /* and the oldest */
+#define PROTO_FRAME       64          /* a line of the cache: see proto_frame_put */
+#define PROTO_RANGE       16          /* a proto_range */
 #define PROTO_BODY_MAX    (16u << 20)
 #define PROTO_FDS_MAX     64
 #define PROTO_STR_MAX     4096
@@ -64,8 +65,8 @@ enum proto_type {
     PROTO_RELEASE = 21,   /* proto_id, the lease of a FETCH; no reply */
     PROTO_APPEND = 22,    /* proto_open with name set -> proto_ws of the new version (fds as OPEN) */
     PROTO_CREATE = 23,    /* proto_create, fd: memfd with an index of kind PUSHED -> empty */
-    PROTO_BROKER = 24,    /* proto_broker -> fd: authenticated DATA connection to that node: by one rail of it (the k-th of its
-                             addresses), or by whichever address answers */
+    PROTO_BROKER = 24,    /* proto_broker -> proto_brokered + fd: authenticated DATA connection to that node: by one rail of it (the
+                             k-th of its addresses), or by whichever address answers */
     PROTO_QUERY = 25,     /* proto_query -> proto_query_reply */
     PROTO_DROP = 26,      /* proto_drop -> empty */
     PROTO_STOP = 27,      /* proto_stop -> empty, then the daemon ends */
@@ -107,6 +108,13 @@ enum proto_type {
     PROTO_REVOKED = 97,   /* proto_revoked: dropped by force, or its node lost it */
 };
 /* clang-format on */
+
+/*
+ * The version of a connection whose other side speaks `min` to `max`: the highest common one; 0: there is none.
+ *   2  the oldest that is spoken
+ *   3  the answer to BROKER says the version of its data connection; NODE says the incarnation of the node that asks
+ */
+unsigned proto_version_common(unsigned min, unsigned max);
 
 struct proto_frame {
     uint8_t version, kind;

@@ -291,6 +291,14 @@ static void test_set(void **state)
            "0700000000000000"
            "01000000"
            "02000000");
+    /* its answer: nothing in version 2; the version of the connection */
+    struct bytes_out nothing = {0};
+    struct proto_brokered brokered;
+    proto_brokered_put(&nothing, MESSAGE(brokered, false));
+    assert_int_equal(nothing.len, 0);
+    assert_int_equal(proto_brokered_get("", 0, &brokered), 0);
+    assert_false(brokered.says);
+    GOLDEN(brokered, MESSAGE(brokered, true, 3), "03");
     /* CREDITS: slot */
     GOLDEN(credits, MESSAGE(credits, 6), "06000000");
 }

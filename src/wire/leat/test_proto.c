@@ -48,6 +48,19 @@ static void test_frame(void **state)
     }
 }
 
+static void test_versions(void **state)
+{
+    const unsigned oldest = PROTO_VERSION_MIN, newest = PROTO_VERSION;
+    assert_int_equal(proto_version_common(oldest, newest), newest);
+    assert_int_equal(proto_version_common(1, oldest), oldest);   /* the other side is older, */
+    assert_int_equal(proto_version_common(newest, 255), newest); /* or newer */
+    assert_int_equal(proto_version_common(0, 255), newest);
+    for (unsigned v = oldest; v <= newest; v++)
+        assert_int_equal(proto_version_common(v, v), v);
+    assert_int_equal(proto_version_common(0, oldest - 1), 0);
+    assert_int_equal(proto_version_common(newest + 1, 255), 0);
+}
+
 /* Every prefix of a good message, and the message with a byte too many, is refused. */
 #define ASSERT_EXACT(get, fini, out, type)                                                                   \
     do {                                                                                                     \
@@ -360,10 +373,10 @@ static void test_mac(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_frame),   cmocka_unit_test(test_hello),       cmocka_unit_test(test_welcome),
-        cmocka_unit_test(test_open),    cmocka_unit_test(test_open_access), cmocka_unit_test(test_ws),
-        cmocka_unit_test(test_fetched), cmocka_unit_test(test_report),      cmocka_unit_test(test_scanned),
-        cmocka_unit_test(test_range),   cmocka_unit_test(test_mac),
+        cmocka_unit_test(test_versions), cmocka_unit_test(test_frame),   cmocka_unit_test(test_hello),
+        cmocka_unit_test(test_welcome),  cmocka_unit_test(test_open),    cmocka_unit_test(test_open_access),
+        cmocka_unit_test(test_ws),       cmocka_unit_test(test_fetched), cmocka_unit_test(test_report),
+        cmocka_unit_test(test_scanned),  cmocka_unit_test(test_range),   cmocka_unit_test(test_mac),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
