@@ -300,7 +300,7 @@ static const uint8_t *direct(struct leat_ws *ws, const struct index_part *part,
     uint64_t gid = part->address / ws->info.region_bytes, offset = part->address % ws->info.region_bytes;
     *ret_rc = 0;
     if (gid >= ws->info.nregions || part->bytes > ws->info.region_bytes - offset ||
-        ws->info.regions[gid].node != ws->local_node)
+        ws_region_node(ws, gid) != ws->local_node)
         return NULL;
     if (!ws_region(ws, (uint32_t)gid)) {
         *ret_rc = ws_map_region(ws, (uint32_t)gid, how, err);
@@ -310,12 +310,13 @@ static const uint8_t *direct(struct leat_ws *ws, const struct index_part *part,
     return (const uint8_t *)ws_region(ws, (uint32_t)gid) + offset;
 }
 
-static int verdict(struct leat_ws *ws, uint64_t index, unsigned field, uint32_t crc, struct leat_error *err)
+static int verdict(struct leat_ws *ws, uint64_t index, unsigned field, uint32_t crc, uint32_t moves,
+                   struct leat_error *err)
 {
     int rc = ws_check_generation(ws, err);
     if (rc || crc == ws_crc(ws, index, field))
         return rc;
-    return gather_mismatch(ws, index, field, err);
+    return gather_mismatch(ws, index, field, moves, err);
 }
 
 /* A sample in pieces, or on another node. On a timeout nothing may land in the caller's buffer any more, so what is
@@ -376,6 +377,7 @@ static int read_once(struct leat_ws *ws, uint64_t index, unsigned field, void *b
         struct stream_want want = {.sample = index, .field = field, .part = part, .dst = buf};
         return stream_read(ws, &want, 1, 0, how, err);
     }
+    const uint32_t moves = ws_moves(ws);
     const uint8_t *at = direct(ws, &part, how, &rc, err);
     if (rc)
         return rc;
@@ -383,7 +385,7 @@ static int read_once(struct leat_ws *ws, uint64_t index, unsigned field, void *b
         return read_by_rails(ws, index, field, &part, buf, how, err);
     ledger_add(LEDGER_GATHER, part.bytes);
     delivered(ws, DELIVERED_SHM, part.bytes);
-    return verdict(ws, index, field, crc32c_copy(0, buf, at, part.bytes), err);
+    return verdict(ws, index, field, crc32c_copy(0, buf, at, part.bytes), moves, err);
 }
 
 int leat_read(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uint64_t cap,
@@ -419,6 +421,7 @@ int leat_hold(struct leat_ws *ws, uint64_t index, unsigned field, uint64_t timeo
     if (!ret_hold || !ret_data || !ret_bytes)
         return error_set(err, LEAT_INVALID, "an output of leat_hold is NULL");
     int rc = find_part(ws, index, field, &how, &part, &streamed, &label, err);
+    const uint32_t moves = rc ? 0 : ws_moves(ws);
     const uint8_t *at = rc ? NULL : label ? (const uint8_t *)label : NULL;
     if (!rc && !at && !streamed)
         at = direct(ws, &part, &how, &rc, err);
@@ -430,7 +433,7 @@ int leat_hold(struct leat_ws *ws, uint64_t index, unsigned field, uint64_t timeo
                          ws_describe(ws, index, field, what));
     }
     if (!label) {
-        rc = verdict(ws, index, field, crc32c(0, at, part.bytes), err);
+        rc = verdict(ws, index, field, crc32c(0, at, part.bytes), moves, err);
         if (rc)
             return rc == GATHER_MOVED ? moved_error(ws, err) : rc;
     }

@@ -200,6 +200,8 @@ struct leat_ws {
     const _Atomic uint8_t *state;
     const uint32_t *crc;
     uint64_t live_mapped;
+    const _Atomic uint64_t *places; /* [nregions], of the live table: ws_region_node */
+    bool places_own;                /* the daemon has none: what it said at OPEN */
     char *uri;
     char fingerprint[33];
     const char *transport;
@@ -262,6 +264,16 @@ static inline unsigned ws_state(const struct leat_ws *ws, uint64_t index)
 {
     return atomic_load_explicit(&ws->state[index], memory_order_acquire);
 }
+/* The node of a region, which may change at any time; ws_moves() does then. */
+static inline uint32_t ws_region_node(const struct leat_ws *ws, uint64_t gid)
+{
+    uint32_t node = (uint32_t)atomic_load_explicit(&ws->places[gid], memory_order_acquire);
+    return likely(node < ws->info.nnodes) ? node : ws->info.regions[gid].node;
+}
+static inline uint32_t ws_moves(const struct leat_ws *ws)
+{
+    return atomic_load_explicit(&ws->live->moves, memory_order_acquire);
+}
 static inline const void *ws_region(const struct leat_ws *ws, uint32_t gid)
 {
     return __atomic_load_n(&ws->maps[gid], __ATOMIC_ACQUIRE);
@@ -310,6 +322,9 @@ struct rails {
 /* Without transports->shm our own node, too, is read through a connection. */
 int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct transport_set *transports,
               struct rails **ret_rails, struct leat_error *err);
+/* A region has moved to another node from ours, which alone was read. By TCP: destinations were not
+ * registered for RDMA. */
+int rails_widen(struct rails *rails, struct leat_error *err);
 /* Disconnects and waits until nothing can land any more; what is registered may go then. NULL is fine. */
 void rails_quiesce(struct rails *rails);
 void rails_free(struct rails *rails); /* that too. NULL is fine */
@@ -388,6 +403,7 @@ struct gather {
     uint64_t sent_ns;        /* when somebody was asked last */
     bool remote;             /* some read is not local */
     uint64_t local_bytes;    /* of those that are */
+    uint32_t moves;          /* ws_moves() before the first was added */
     uint64_t piece_bytes;    /* how long pieces of other nodes are, in this batch */
     uint64_t share_bytes;    /* and the smallest share of several rails, any of which may bring a piece */
     unsigned unquiesced;     /* own operations that may still write */
@@ -401,11 +417,13 @@ void gather_free(struct gather *gather); /* must be quiesced */
 void gather_reset(struct gather *gather);
 int gather_add(struct gather *gather, uint64_t sample, unsigned field, const struct index_part *part,
                void *dst, const struct client_rpc_how *how, struct leat_error *err);
-/* Asks for everything and waits; then checks every CRC but those of `ndirect` parts. GATHER_MOVED: a sample is not where it was when it was added (its node was
- * lost, or came back): add everything anew. */
+/* Asks for everything and waits; then checks every CRC but those of `ndirect` parts. GATHER_MOVED, of both: a sample is not where it was when it was
+ * added (its node was lost, or came back, or its region moved): add everything again. */
 #define GATHER_MOVED 1
-/* What a checksum that does not match means: LEAT_STALE, GATHER_MOVED or LEAT_CORRUPT. */
-int gather_mismatch(struct leat_ws *ws, uint64_t sample, unsigned field, struct leat_error *err);
+/* What a checksum that does not match means: LEAT_STALE, GATHER_MOVED or LEAT_CORRUPT. `moves`: ws_moves()
+ * before the bytes were read. */
+int gather_mismatch(struct leat_ws *ws, uint64_t sample, unsigned field, uint32_t moves,
+                    struct leat_error *err);
 int gather_run(struct gather *gather, const struct client_rpc_how *how, struct leat_error *err);
 /* Read number i, in the order in which destinations lie, with where it landed. */
 const struct net_read *gather_read(struct gather *gather, uint32_t i);

@@ -173,7 +173,7 @@ static int check_end(struct leat_view *v, struct view_slot *slot, const struct c
     rc = rc ? rc : marked;
     rc = rc ? rc : wait_copied(v, slot, how, err);
     bad = rc ? NULL : find_bad(v, slot);
-    return bad ? gather_mismatch(v->ws, bad->sample, bad->field, err) : rc;
+    return bad ? gather_mismatch(v->ws, bad->sample, bad->field, slot->gather->moves, err) : rc;
 }
 
 /* --- delivery --------------------------------------------------------------------------------------------------------- */

@@ -99,6 +99,8 @@ static void fill_pool(struct fake_daemon *f)
     MUST(f->nregions <= FAKE_MAX_REGIONS);
     for (uint32_t r = 0; r < f->nregions; r++)
         f->region_fds[r] = shared(FAKE_REGION_BYTES, &f->regions[r]);
+    uint64_t places_at = live;
+    live += f->options.places ? 4096 : 0;
     f->live_fd = shared(live, &f->live_map);
     f->stream_window_fd = shared(FAKE_REGION_BYTES, &f->window);
     f->live = (struct live_header *)f->live_map;
@@ -109,6 +111,13 @@ static void fill_pool(struct fake_daemon *f)
                                     .state_offset = 4096,
                                     .crc_offset = live_crc_offset(h->nsamples),
                                     .total_bytes = live};
+    if (f->options.places) {
+        f->places = (_Atomic uint64_t *)(void *)(f->live_map + places_at);
+        f->live->places_offset = places_at;
+        f->live->nplaces = f->nregions;
+        for (uint32_t r = 0; r < f->nregions; r++)
+            f->places[r] = live_place(f->options.remote_odd && r % 2, 0);
+    }
     uint32_t *crcs = (uint32_t *)(f->live_map + f->live->crc_offset);
     for (uint64_t i = 0; i < FAKE_SAMPLES; i++) {
         bool streamed = f->options.streamed_tail && i >= FAKE_SAMPLES / 2;
@@ -205,7 +214,7 @@ static void on_open(struct fake_daemon *f, int fd, const struct net_reply *m)
                           .live_bytes = f->live->total_bytes,
                           .name = o.name,
                           .uri = o.uri,
-                          .nnodes = f->options.remote_odd ? 2 : 1,
+                          .nnodes = f->options.remote_odd || f->options.places ? 2 : 1,
                           .nregions = f->nregions,
                           .nodes = nodes,
                           .regions = regions};
@@ -226,6 +235,11 @@ static void on_open(struct fake_daemon *f, int fd, const struct net_reply *m)
     proto_open_fini(&o);
 }
 
+static bool is_remote(struct fake_daemon *f, uint32_t gid)
+{
+    return f->places ? (uint32_t)f->places[gid] : f->options.remote_odd && gid % 2;
+}
+
 static void on_regions(struct fake_daemon *f, int fd, const struct net_reply *m)
 {
     struct bytes_in in = bytes_in_of(m->body.data, m->body.len);
@@ -236,7 +250,7 @@ static void on_regions(struct fake_daemon *f, int fd, const struct net_reply *m)
     for (uint32_t g = first; g < first + count; g++) {
         if (g & PROTO_STREAM_WINDOW)
             fds[n++] = f->stream_window_fd;
-        else if (g < f->nregions && !(f->options.remote_odd && g % 2))
+        else if (g < f->nregions && !is_remote(f, g))
             fds[n++] = f->region_fds[g];
         else
             continue;
@@ -307,6 +321,13 @@ static void *resolve(struct net_serve_target *target, uint32_t gid, uint64_t off
     struct fake_daemon *f = container_of(target, struct fake_daemon, target);
     (void)write;
     if (gid >= f->nregions || offset > FAKE_REGION_BYTES || bytes > FAKE_REGION_BYTES - offset) {
+        *ret_status = LEAT_INVALID;
+        return NULL;
+    }
+    if (f->leaves[gid])
+        fake_move(f, gid, 0);
+    if (f->refuses || f->leaves[gid]) {
+        f->leaves[gid] = false;
         *ret_status = LEAT_INVALID;
         return NULL;
     }
@@ -533,6 +554,12 @@ void fake_stop(struct fake_daemon *f)
     close(f->index_fd);
     index_close(&f->index);
     free(f);
+}
+
+void fake_move(struct fake_daemon *f, uint32_t gid, uint32_t node)
+{
+    f->places[gid] = live_place(node, (uint32_t)(f->places[gid] >> 32) + 1);
+    f->live->moves++;
 }
 
 void fake_revoke(struct fake_daemon *f, bool send_event)

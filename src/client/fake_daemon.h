@@ -22,6 +22,7 @@
 
 struct fake_options {
     bool remote_odd;    /* regions of odd number are on another node, reached by BROKER */
+    bool places;        /* two nodes, and the live table says where regions are: fake_move */
     bool all_loading;   /* samples turn resident when they are waited for */
     bool streamed_tail; /* samples from FAKE_SAMPLES / 2 on are streamed */
     bool pushed;
@@ -41,6 +42,7 @@ struct fake_daemon {
     struct index index;
     int index_fd, live_fd, stream_window_fd;
     struct live_header *live;
+    _Atomic uint64_t *places;
     uint8_t *live_map;
     uint32_t nregions;
     int region_fds[FAKE_MAX_REGIONS];
@@ -64,12 +66,17 @@ struct fake_daemon {
     _Atomic uint64_t scan_objects, scan_from, scan_released; /* the last two: what the client said last */
     _Atomic uint64_t scan_skew;                              /* offsets that are told are off by so much */
     _Atomic unsigned scan_ends;
-    _Atomic bool hold_broker; /* nobody serves brokered connections: the test does */
+    _Atomic bool refuses; /* the other node does not have any region, */
+    _Atomic bool
+        leaves[FAKE_MAX_REGIONS]; /* or this one any more, which moves to our own when it is asked for */
+    _Atomic bool hold_broker;     /* nobody serves brokered connections: the test does */
 };
 
 #define FAKE_SCAN_BYTES 65536u
 struct fake_daemon *fake_start(const struct fake_options *options);
 void fake_stop(struct fake_daemon *f);
+/* options.places: region gid to node 0, which is this one, or 1. */
+void fake_move(struct fake_daemon *f, uint32_t gid, uint32_t node);
 /* As if the set had been dropped by force. */
 void fake_revoke(struct fake_daemon *f, bool send_event);
 /* Closes the client's connection: the daemon died. */

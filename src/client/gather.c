@@ -39,9 +39,9 @@ static int grow(void *array, uint32_t cap, size_t size)
 
 static int reserve_reads(struct gather *g, uint32_t reads)
 {
-    if (likely(reads <= g->reads_cap))
+    if (likely(reads <= g->reads_cap) && (g->rails->all_local || g->node))
         return 0;
-    uint32_t cap = MAX(reads, g->reads_cap + g->reads_cap / 2);
+    uint32_t cap = reads <= g->reads_cap ? g->reads_cap : MAX(reads, g->reads_cap + g->reads_cap / 2);
     if (grow(&g->reads, cap, sizeof(*g->reads)))
         return -ENOMEM;
     if (!g->rails->all_local &&
@@ -96,6 +96,7 @@ void gather_reset(struct gather *g)
     g->remote = false;
     g->piece_bytes = g->rails->all_local ? UINT32_MAX : rails_piece_bytes(g->rails);
     g->share_bytes = UINT64_MAX;
+    g->moves = ws_moves(g->rails->ws);
     for (unsigned k = 0; g->rails->ncredits > 1 && k < g->rails->ncredits; k++)
         g->share_bytes = MIN(g->share_bytes, credit_share(&g->rails->credit[k]));
 }
@@ -123,6 +124,8 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
             return error_set(err, -ENOMEM, "out of memory for the parts of a batch");
         g->parts_cap *= 2;
     }
+    if (unlikely(!g->rails->all_local && !g->node) && reserve_reads(g, g->reads_cap)) /* widened since */
+        return error_set(err, -ENOMEM, "out of memory for the pieces of a batch");
     struct gather_part *p = &g->parts[g->nparts];
     *p = (struct gather_part){.sample = sample, .field = field, .first = g->nreads};
     __builtin_prefetch(
@@ -135,7 +138,7 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
             return error_set(err, LEAT_CORRUPT, "the index places sample %llu outside of the pool",
                              (unsigned long long)sample);
         uint64_t bytes = MIN(left, region_bytes - offset);
-        uint32_t node = ws->info.regions[gid].node;
+        uint32_t node = ws_region_node(ws, gid);
         if (likely(node == g->rails->local_node)) {
             bytes = MIN(bytes, LOCAL_MAX);
             g->local_bytes += bytes;
@@ -144,6 +147,9 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
                 if (rc)
                     return rc;
             }
+        } else if (unlikely(g->rails->all_local)) {
+            int rc = rails_widen(g->rails, err);
+            return rc ? rc : GATHER_MOVED;
         } else {
             uint64_t most = stage;
             if (!g->remote) { /* what is asked for first may have to show the path's delay */
@@ -630,7 +636,7 @@ static int bad_read(const struct gather *g, const struct net_read *bad, struct l
     if (bad->status == PENDING)
         return error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked");
     return error_set(err, bad->status, "reading region %u of %s from node %s: %s", bad->mr_gid, ws->uri,
-                     ws->info.nodes[ws->info.regions[bad->mr_gid].node].address,
+                     ws->info.nodes[ws_region_node(ws, bad->mr_gid)].address,
                      g->cause.code == bad->status            ? g->cause.message
                      : rdma && rdma->why.code == bad->status ? rdma->why.message
                                                              : leat_strerror(bad->status));
@@ -651,27 +657,32 @@ static int run_remote(struct gather *g, const struct client_rpc_how *how, struct
         if (rc || !g->failed)
             return rc;
         const struct net_read *bad = judge(g, &again);
+        bool moved = ws_moves(g->rails->ws) != g->moves; /* it may be another node that has it */
         if (bad)
-            return bad_read(g, bad, err);
+            return moved ? GATHER_MOVED : bad_read(g, bad, err);
         if (!again)
             return 0;
         atomic_fetch_add_explicit(&client_counters.reconnects, 1, memory_order_relaxed);
         rearm(g, attempt == 0);
         if (g->unquiesced) /* what is out may still land there */
             break;
+        if (moved)
+            return GATHER_MOVED;
     }
     return fetch_lost(g, how, err);
 }
 
 /* --- checking --------------------------------------------------------------------------------------------------------- */
 
-int gather_mismatch(struct leat_ws *ws, uint64_t sample, unsigned field, struct leat_error *err)
+int gather_mismatch(struct leat_ws *ws, uint64_t sample, unsigned field, uint32_t moves,
+                    struct leat_error *err)
 {
     char what[256];
     int rc = ws_check_generation(ws, err); /* bytes of a set that is going away are nobody's fault */
     if (rc)
         return rc;
-    if (ws_state(ws, sample) != LIVE_RESIDENT) /* nor those of a node that was lost, and now fills anew */
+    if (ws_state(ws, sample) != LIVE_RESIDENT ||
+        ws_moves(ws) != moves) /* nor those of a node that was lost, and now fills anew */
         return GATHER_MOVED;
     atomic_fetch_add_explicit(&client_counters.corrupt, 1, memory_order_relaxed);
     return error_set(err, LEAT_CORRUPT, "checksum of %s does not match what was recorded at preload",
@@ -695,7 +706,7 @@ static int check_crcs(struct gather *g, struct leat_error *err)
             crc = crc32c_combine(crc, r->crc, r->bytes);
         }
         if (unlikely(crc != ws_crc(ws, part->sample, part->field)))
-            return gather_mismatch(ws, part->sample, part->field, err);
+            return gather_mismatch(ws, part->sample, part->field, g->moves, err);
     }
     return 0;
 }

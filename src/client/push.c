@@ -233,7 +233,7 @@ static int push_add(struct push *p, uint64_t address, uint64_t bytes, const uint
         p->ranges[p->n] =
             (struct proto_range){.gid = (uint32_t)gid, .bytes = (uint32_t)piece, .offset = offset};
         p->iov[p->n] = (struct iovec){(void *)(uintptr_t)at, piece};
-        p->node[p->n++] = p->ws->info.regions[gid].node;
+        p->node[p->n++] = ws_region_node(p->ws, gid);
         address += piece;
         at += piece;
         bytes -= piece;

@@ -97,6 +97,43 @@ static unsigned rails_of(const struct rails *r, uint32_t node)
     return MIN(net_addresses_count(r->ws->info.nodes[node].address), NET_PATHS_MAX);
 }
 
+/* TCP and its credit. near: all that is read is on our own node. */
+static int open_remote(struct rails *r, uint64_t inflight_bytes, bool near)
+{
+    const struct leat_ws *ws = r->ws;
+    int rc = r->transports.tcp ? open_tcp(r) : 0;
+    if (!near)
+        credit_ask(ws->client);
+    /* A limit that was fixed is the view's, whatever the rails. */
+    for (uint32_t node = 0; node < ws->info.nnodes && !inflight_bytes && !near; node++)
+        r->ncredits = MAX(r->ncredits, MIN(rails_of(r, node), CREDIT_RAILS));
+    r->ncredits = MAX(r->ncredits, 1u);
+    for (unsigned k = 0; k < r->ncredits && !rc; k++)
+        rc =
+            credit_init(&r->credit[k], ws->client->credits, ws->client->credit_slot, k, inflight_bytes, near);
+    return rc;
+}
+
+int rails_widen(struct rails *r, struct leat_error *err)
+{
+    if (!r->transports.tcp)
+        return error_set(
+            err, LEAT_UNSUPPORTED,
+            "part of %s has moved to another host, and its view may not read by TCP: load it again",
+            r->ws->uri);
+    int rc = open_remote(r, 0, false);
+    if (rc) {
+        for (unsigned k = 0; k < r->ncredits; k++)
+            credit_fini(&r->credit[k]);
+        r->ncredits = 0;
+        if (r->tcp)
+            net_free(TAKE_PTR(r->tcp));
+        return error_set(err, rc, "out of memory");
+    }
+    r->all_local = false;
+    return 0;
+}
+
 int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct transport_set *transports,
               struct rails **ret_rails, struct leat_error *err)
 {
@@ -109,19 +146,8 @@ int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct transpor
     r->all_local = ws->all_local && transports->shm;
     r->ends = calloc((size_t)ws->info.nnodes + 1, sizeof(*r->ends));
     int rc = r->ends ? net_shm_new(&r->shm) : -ENOMEM;
-    if (!rc && !r->all_local && transports->tcp)
-        rc = open_tcp(r);
-    if (!rc && !r->all_local) {
-        if (!ws->all_local)
-            credit_ask(ws->client);
-        /* A limit that was fixed is the view's, whatever the rails. */
-        for (uint32_t node = 0; node < ws->info.nnodes && !inflight_bytes && !ws->all_local; node++)
-            r->ncredits = MAX(r->ncredits, MIN(rails_of(r, node), CREDIT_RAILS));
-        r->ncredits = MAX(r->ncredits, 1u);
-        for (unsigned k = 0; k < r->ncredits && !rc; k++)
-            rc = credit_init(&r->credit[k], ws->client->credits, ws->client->credit_slot, k, inflight_bytes,
-                             ws->all_local);
-    }
+    if (!rc && !r->all_local)
+        rc = open_remote(r, inflight_bytes, ws->all_local);
     if (rc)
         error_set(err, rc, "out of memory");
     if (!rc && !r->all_local)

@@ -248,11 +248,11 @@ static void test_moved(void **state)
 {
     struct fixture x;
     fixture_open(&x, (struct fake_options){0});
-    assert_int_equal(gather_mismatch(x.ws, 7, 0, &err), LEAT_CORRUPT);
+    assert_int_equal(gather_mismatch(x.ws, 7, 0, 0, &err), LEAT_CORRUPT);
     x.daemon->live_map[4096 + 7] = LIVE_LOST;
-    assert_int_equal(gather_mismatch(x.ws, 7, 0, &err), GATHER_MOVED);
+    assert_int_equal(gather_mismatch(x.ws, 7, 0, 0, &err), GATHER_MOVED);
     fake_revoke(x.daemon, false);
-    assert_int_equal(gather_mismatch(x.ws, 7, 0, &err), LEAT_STALE);
+    assert_int_equal(gather_mismatch(x.ws, 7, 0, 0, &err), LEAT_STALE);
     fixture_close(&x);
 }
 
@@ -292,15 +292,115 @@ static void test_report(void **state)
     fixture_close(&x);
 }
 
+/* --- regions that move ---------------------------------------------------------------------------------- */
+
+static void read_some(struct leat_view *view)
+{
+    struct leat_batch *batch;
+    uint64_t ids[32];
+    for (unsigned i = 0; i < 32; i++)
+        ids[i] = i * 12;
+    assert_int_equal(leat_read_batch(view, ids, 32, 0, &batch, &err), 0);
+    fixture_check_batch(batch);
+    leat_batch_release(batch);
+}
+
+/* The daemon's table says where each region lives: a set that is open follows, there and back, and into
+ * its own node. */
+static void test_regions_move(void **state)
+{
+    struct fixture x;
+    fixture_open(&x, (struct fake_options){.remote_odd = true, .places = true});
+    assert_false(x.ws->places_own);
+    struct leat_view *view = fixture_load(x.ws, 32, 2);
+    read_some(view);
+    fixture_read_all(x.ws);
+    for (unsigned round = 0; round < 3; round++) {
+        for (uint32_t g = 0; g < x.daemon->nregions; g++)
+            fake_move(x.daemon, g, (g + round) % 2);
+        assert_int_equal(ws_region_node(x.ws, 0), round % 2);
+        read_some(view);
+        fixture_read_all(x.ws);
+    }
+    leat_view_close(view);
+    fixture_close(&x);
+}
+
+/* All of it was on this host, and nothing else was opened. */
+static void test_first_region_leaves(void **state)
+{
+    struct fixture x;
+    fixture_open(&x, (struct fake_options){.places = true});
+    struct leat_view *view = fixture_load(x.ws, 32, 2);
+    read_some(view);
+    fixture_read_all(x.ws);
+    assert_true(view->rails->all_local);
+    assert_int_equal(x.daemon->brokers, 0);
+    fake_move(x.daemon, 1, 1);
+    read_some(view);
+    read_some(view); /* by the other slot */
+    fixture_read_all(x.ws);
+    assert_false(view->rails->all_local);
+    assert_int_equal(x.daemon->brokers, 2); /* of the view, of single reads */
+    /* One that may use shared memory alone says so. */
+    struct leat_view_options o = {.size = sizeof(o), .batch_size = 32, .transport = "shm"};
+    struct leat_view *narrow;
+    struct leat_batch *batch;
+    const uint64_t ids[] = {FAKE_SAMPLES - 1, 200, 300, 350};
+    assert_int_equal(leat_load(x.ws, &o, &narrow, &err), 0);
+    assert_int_equal(leat_read_batch(narrow, ids, 4, 0, &batch, &err), LEAT_UNSUPPORTED);
+    assert_non_null(strstr(err.message, "has moved to another host"));
+    leat_view_close(narrow);
+    leat_view_close(view);
+    fixture_close(&x);
+}
+
+/* It leaves while it is asked for: the node that had it refuses, and the table is read again. */
+static void test_refused_where_it_was(void **state)
+{
+    struct fixture x;
+    fixture_open(&x, (struct fake_options){.remote_odd = true, .places = true});
+    struct leat_view *view = fixture_load(x.ws, 32, 2);
+    read_some(view);
+    for (uint32_t g = 1; g < 6; g += 2)
+        x.daemon->leaves[g] = true;
+    read_some(view);
+    assert_int_equal(ws_region_node(x.ws, 1), 0);
+    for (uint32_t g = 1; g < x.daemon->nregions; g += 2)
+        fake_move(x.daemon, g, 1);
+    for (uint32_t g = 1; g < x.daemon->nregions; g += 2)
+        x.daemon->leaves[g] = true;
+    fixture_read_all(x.ws);
+    assert_int_equal(x.daemon->fetches, 0);
+    /* Refused, and nothing has moved: that is an error. */
+    for (uint32_t g = 1; g < x.daemon->nregions; g += 2)
+        fake_move(x.daemon, g, 1);
+    x.daemon->refuses = true;
+    struct leat_batch *batch;
+    const uint64_t ids[] = {FAKE_SAMPLES - 1, 200, 300, 350};
+    assert_int_equal(leat_read_batch(view, ids, 4, 0, &batch, &err), LEAT_INVALID);
+    assert_non_null(strstr(err.message, "from node other:1"));
+    leat_view_close(view);
+    fixture_close(&x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_info),      cmocka_unit_test(test_shm),
-        cmocka_unit_test(test_two_nodes), cmocka_unit_test(test_waits_once_a_batch),
-        cmocka_unit_test(test_streamed),  cmocka_unit_test(test_hold),
-        cmocka_unit_test(test_report),    cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_corrupt),   cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_info),
+        cmocka_unit_test(test_shm),
+        cmocka_unit_test(test_two_nodes),
+        cmocka_unit_test(test_waits_once_a_batch),
+        cmocka_unit_test(test_streamed),
+        cmocka_unit_test(test_hold),
+        cmocka_unit_test(test_report),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_corrupt),
+        cmocka_unit_test(test_paths),
         cmocka_unit_test(test_moved),
+        cmocka_unit_test(test_regions_move),
+        cmocka_unit_test(test_first_region_leaves),
+        cmocka_unit_test(test_refused_where_it_was),
     };
     return cmocka_run_group_tests_name("client_read", tests, NULL, NULL);
 }

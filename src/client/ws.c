@@ -66,6 +66,28 @@ static int check_regions(struct leat_ws *ws, struct leat_error *err)
     return 0;
 }
 
+static int map_places(struct leat_ws *ws, int fd, struct leat_error *err)
+{
+    uint64_t n = ws->info.nregions, at = ws->live->places_offset, bytes = MAX(n, 1u) * sizeof(*ws->places);
+    struct stat st;
+    if (at == 0) {
+        _Atomic uint64_t *own = calloc(1, bytes);
+        for (uint32_t g = 0; own && g < n; g++)
+            atomic_init(&own[g], live_place(ws->info.regions[g].node, 0));
+        ws->places = own;
+        ws->places_own = true;
+        return own ? 0 : error_set(err, -ENOMEM, "out of memory");
+    }
+    if (ws->live->nplaces != n || at % 4096 || fstat(fd, &st) < 0 || at > (uint64_t)st.st_size ||
+        bytes > (uint64_t)st.st_size - at)
+        return error_set(err, LEAT_CORRUPT, "the daemon's live table does not place the regions of its set");
+    void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, (off_t)at);
+    if (map == MAP_FAILED)
+        return error_sys(err, -errno, "cannot map the places of regions");
+    ws->places = map;
+    return 0;
+}
+
 static int describe_source(struct leat_ws *ws)
 {
     const char *name = ws->info.name;
@@ -96,6 +118,8 @@ static int fill_ws(struct leat_ws *ws, struct net_reply *reply, struct leat_erro
     rc = map_live(ws, reply->fds[1], err);
     if (!rc)
         rc = check_regions(ws, err);
+    if (!rc)
+        rc = map_places(ws, reply->fds[1], err);
     if (rc)
         return rc;
     ws->maps = calloc((size_t)ws->info.nregions + 1, sizeof(*ws->maps));
@@ -153,6 +177,10 @@ void ws_unref(struct leat_ws *ws)
             munmap((void *)(uintptr_t)ws->windows[i].at, ws->windows[i].bytes);
     if (ws->info.ws)
         rpc_post_id(ws->client, PROTO_CLOSE, ws->info.ws);
+    if (ws->places_own)
+        free((void *)(uintptr_t)ws->places);
+    else if (ws->places)
+        munmap((void *)(uintptr_t)ws->places, MAX(ws->info.nregions, 1u) * sizeof(*ws->places));
     if (ws->live)
         munmap((void *)(uintptr_t)ws->live, ws->live_mapped);
     if (ws->index.header)
@@ -422,7 +450,7 @@ int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint
                     : ws_wait(ws, NULL, 0, &how, err);
 }
 
-/* --- data connections -------------------------------------------------------------------------------------------- */
+/* --- data connections ----------------------------------------------------------------------------------- */
 
 int ws_brokered(struct net_reply *reply, int *ret_fd, unsigned *ret_version, struct leat_error *err)
 {

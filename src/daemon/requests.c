@@ -336,7 +336,7 @@ static void send_ws(struct client *c, uint16_t type, uint64_t id, struct wset *w
     m.regions = calloc(ws->nregions ? ws->nregions : 1, sizeof(*m.regions));
     for (uint32_t g = 0; m.regions && g < ws->nregions; g++)
         m.regions[g] = (struct proto_region){
-            .gid = g, .node = ws->regions[g].node, .page_bytes = 0, .generation = m.generation};
+            .gid = g, .node = wset_region_node(ws, g), .page_bytes = 0, .generation = m.generation};
     if (m.regions && m.nodes)
         proto_ws_put(&body, &m);
     else

@@ -114,7 +114,7 @@ static json_t *set_details(struct wset *ws)
             page = MIN(page, region_page_bytes(r));
         if (g < 64)
             json_array_append_new(regions, json_pack("{s:i, s:i, s:I}", "mr_gid", (int)g, "node",
-                                                     (int)ws->regions[g].node, "used_bytes",
+                                                     (int)wset_region_node(ws, g), "used_bytes",
                                                      (json_int_t)(r ? r->used_bytes : 0)));
     }
     json_object_set_new(json, "fingerprint", json_string(fingerprint));

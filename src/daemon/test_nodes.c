@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <cmocka.h>
 
@@ -169,9 +170,9 @@ static void test_set_on_both(void **state)
     assert_int_equal(ws->nnodes, 2);
     unsigned on[2] = {0};
     for (uint32_t g = 0; g < ws->nregions; g++) {
-        unsigned n = ws->regions[g].node;
+        unsigned n = wset_region_node(ws, g);
         on[n]++;
-        assert_int_equal(theirs->regions[g].node, n);
+        assert_int_equal(wset_region_node(theirs, g), n);
         assert_int_equal(!!ws->regions[g].region, n == 0);
         assert_int_equal(!!theirs->regions[g].region, n == 1);
     }
@@ -197,8 +198,8 @@ static void test_set_on_both(void **state)
     for (uint64_t i = 0; i < ROWS; i++) {
         struct index_part part = {0};
         index_part(&ws->index, i, 0, &part);
-        bool there = ws->regions[part.address / ws->region_bytes].node == 1 ||
-                     ws->regions[(part.address + ROW - 1) / ws->region_bytes].node == 1;
+        bool there = wset_region_node(ws, (uint32_t)(part.address / ws->region_bytes)) == 1 ||
+                     wset_region_node(ws, (uint32_t)((part.address + ROW - 1) / ws->region_bytes)) == 1;
         assert_int_equal(wset_sample_state(ws, i), there ? LIVE_LOST : LIVE_RESIDENT);
     }
     /* It is started anew and knows nothing: they stay lost. */
@@ -275,6 +276,47 @@ static void test_another_incarnation(void **state)
     /* It reports that they are there. */
     test_run_until(!o.ws->live->lost_samples, loop_turn(loop, 100));
     assert_int_equal(o.ws->losses, losses + 1);
+    pool_unlease(o.ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
+/* A region moves: each node of the set learns where it is, the later of two moves holds, and who was away hears of it when it is back. */
+static void test_regions_move(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    testing_npy("moves.npy", 1, 600, 5003);
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    start(&h[0], token, nodes, 2);
+    start(&h[1], token, nodes, 2);
+    both_up(h);
+    open_at(&h[0], "moves.npy", &o);
+    assert_non_null(o.ws);
+    struct wset *theirs = pool_find_uuid(h[1].pool, o.ws->uuid);
+    assert_non_null(theirs);
+    struct stat st;
+    assert_int_equal(fstat(o.ws->live_fd_ro, &st), 0);
+    assert_true((uint64_t)st.st_size >= o.ws->live->places_offset + o.ws->nregions * sizeof(uint64_t));
+    assert_int_equal(o.ws->live->nplaces, o.ws->nregions);
+    uint32_t from = wset_region_node(o.ws, 2), to = 1 - from;
+    assert_false(nodes_region_move(h[0].cluster, o.ws, o.ws->nregions, to, 1));
+    assert_false(nodes_region_move(h[0].cluster, o.ws, 2, 2, 1));
+    assert_true(nodes_region_move(h[0].cluster, o.ws, 2, to, 2));
+    test_run_until(theirs->live->moves, loop_turn(loop, 10));
+    assert_int_equal(wset_region_node(o.ws, 2), to);
+    assert_int_equal(wset_region_node(theirs, 2), to);
+    assert_false(nodes_region_move(h[0].cluster, o.ws, 2, from, 2));
+    assert_false(nodes_region_move(h[1].cluster, theirs, 2, from, 1)); /* an older one, late */
+    assert_int_equal(theirs->live->moves, 1);
+    /* What was sent while the other one was away comes with the next connection. */
+    peer_fail(h[0].cluster->links[1].peer, LEAT_TIMED_OUT, "for the test");
+    assert_true(nodes_region_move(h[0].cluster, o.ws, 2, from, 3));
+    assert_int_equal(wset_region_node(theirs, 2), to);
+    test_run_until((theirs = pool_find_uuid(h[1].pool, o.ws->uuid)) &&
+                       atomic_load(&theirs->places[2]) == live_place(from, 3),
+                   loop_turn(loop, 10)); /* it may have released the set, and have been sent it again */
     pool_unlease(o.ws);
     stop(&h[1]);
     stop(&h[0]);
@@ -917,21 +959,14 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_set_on_both),
-        cmocka_unit_test(test_tells_why),
-        cmocka_unit_test(test_another_incarnation),
-        cmocka_unit_test(test_first_address_leads_elsewhere),
-        cmocka_unit_test(test_wrong_token),
-        cmocka_unit_test(test_other_list),
-        cmocka_unit_test(test_other_versions),
-        cmocka_unit_test(test_dialled_versions),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_name_of_two_addresses),
-        cmocka_unit_test(test_gone_while_placed),
-        cmocka_unit_test(test_orphan_returns),
-        cmocka_unit_test(test_append),
-        cmocka_unit_test(test_dropped_elsewhere),
-        cmocka_unit_test(test_loop_goes_on),
+        cmocka_unit_test(test_set_on_both),           cmocka_unit_test(test_tells_why),
+        cmocka_unit_test(test_another_incarnation),   cmocka_unit_test(test_first_address_leads_elsewhere),
+        cmocka_unit_test(test_wrong_token),           cmocka_unit_test(test_other_list),
+        cmocka_unit_test(test_regions_move),          cmocka_unit_test(test_other_versions),
+        cmocka_unit_test(test_dialled_versions),      cmocka_unit_test(test_names),
+        cmocka_unit_test(test_name_of_two_addresses), cmocka_unit_test(test_gone_while_placed),
+        cmocka_unit_test(test_orphan_returns),        cmocka_unit_test(test_append),
+        cmocka_unit_test(test_dropped_elsewhere),     cmocka_unit_test(test_loop_goes_on),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -273,6 +273,7 @@ uint64_t index_sample_at(const struct index *index, unsigned f, uint64_t address
  *   0     struct live_header (4096 bytes)
  *   4096  _Atomic uint8_t state[nsamples], padded to 64
  *   …     uint32_t crc[nsamples × nfields]
+ *   …     _Atomic uint64_t places[nplaces], at the border of a page: of a set on several nodes
  */
 /* clang-format off */
 enum live_state { LIVE_ABSENT = 0, LIVE_LOADING = 1, LIVE_RESIDENT = 2, LIVE_FAILED = 3, LIVE_LOST = 4, LIVE_STREAMED = 5 };
@@ -288,8 +289,17 @@ struct live_header {
     _Atomic uint32_t
         page_bytes; /* smallest page size obtained by a region of this host that holds data; 0: none yet */
     _Atomic uint64_t lost_samples; /* with a node that is gone */
+    /* Where each region lives: live_place(). 0: where the answer to OPEN said, for good. */
+    uint64_t places_offset;
+    uint32_t nplaces;
+    _Atomic uint32_t moves; /* of regions: raised after each */
 };
 #define LIVE_MAGIC 0x3145564954414541ull
+/* A region is at a node, by its number in the set's list; the generation rises with each of its moves. */
+static inline uint64_t live_place(uint32_t node, uint32_t generation)
+{
+    return (uint64_t)generation << 32 | node;
+}
 static inline uint64_t live_crc_offset(uint64_t nsamples)
 {
     return 4096 + align_up(nsamples, 64);

@@ -247,7 +247,7 @@ static uint64_t samples_bytes(const struct wset *ws)
     if (ws->nnodes == 0)
         return align_up(ws->index.header->address_end, REGION_HUGE_BYTES);
     for (uint32_t g = 0; g < ws->nregions; g++)
-        bytes += ws->regions[g].node == ws->self_node ? ws->region_bytes : 0;
+        bytes += wset_region_node(ws, g) == ws->self_node ? ws->region_bytes : 0;
     return bytes;
 }
 
@@ -294,7 +294,7 @@ int pool_regions_make(struct pool *pool, struct wset *ws, uint64_t first_gid, ui
         ws->nregions = n;
     }
     for (uint64_t g = first_gid; g < ws->nregions; g++) {
-        if (ws->nnodes && ws->regions[g].node != ws->self_node)
+        if (ws->nnodes && wset_region_node(ws, (uint32_t)g) != ws->self_node)
             continue;
         uint64_t used = region_charge(&pool->config.pages, ws->region_bytes,
                                       MIN(ws->region_bytes, align_up(end, 4096) - g * ws->region_bytes));
@@ -408,7 +408,7 @@ int pool_stream_window(struct pool *pool, struct wset *ws, struct stream_window 
          * node placed: it left a third of this node's part for a window. */
         uint64_t window = MAX(64 * MIB, 4 * window_least(ws)), own = 0;
         for (uint32_t g = 0; (ws->flags & PROTO_WS_STREAMED) && g < ws->nregions; g++)
-            own += ws->regions[g].node == ws->self_node ? ws->region_bytes : 0;
+            own += wset_region_node(ws, g) == ws->self_node ? ws->region_bytes : 0;
         window = MAX(window, own / 3);
         prefault_hold(pool->ready);
         pool_evict_idle(pool, window + pool_window_tables(ws, window), false);

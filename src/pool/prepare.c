@@ -100,7 +100,7 @@ static int regions_share(struct pool *pool, struct wset *ws, struct leat_error *
     const struct wset *old = ws->replaces;
     uint64_t end = ws->index.header->address_end, need = 0;
     for (uint64_t g = old->nregions; g * ws->region_bytes < end; g++) {
-        if (!ws->nnodes || ws->regions[g].node == ws->self_node)
+        if (!ws->nnodes || wset_region_node(ws, (uint32_t)g) == ws->self_node)
             need += MIN(ws->region_bytes, align_up(end, 4096) - g * ws->region_bytes);
     }
     prefault_hold(pool->ready);

@@ -64,6 +64,7 @@ static const struct {
     N(ready, ready_record),
     M(write),
     M(brokered),
+    N(moved, place),
 };
 
 static void same(struct bytes_out *out, const uint8_t *data, size_t size)

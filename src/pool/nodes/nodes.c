@@ -118,7 +118,7 @@ void nodes_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags
 bool cluster_hosts(const struct wset *ws, unsigned n)
 {
     for (uint32_t g = 0; g < ws->nregions; g++) {
-        if (ws->regions[g].node == n)
+        if (wset_region_node(ws, g) == n)
             return true;
     }
     return false;
@@ -413,6 +413,35 @@ static void nodes_ready(struct cluster *c, struct wset *ws, struct bytes_out *re
         free(p);
     }
     log_error("out of memory: other nodes are not notified of what was loaded of %s", ws->spec);
+}
+
+/* --- regions that move ------------------------------------------------------------------------------------------- */
+
+void nodes_send_places(struct cluster *c, const struct wset *ws, unsigned n)
+{
+    struct proto_moved m = {0};
+    if (!cluster_is_up(c, n) || peer_version(c->links[n].peer) < 3 || !ws->live->moves)
+        return;
+    memcpy(m.uuid, ws->uuid, PROTO_UUID);
+    AUTO_BYTES struct bytes_out body = {0}, places = {0};
+    for (uint32_t g = 0; g < ws->nregions; g++) {
+        uint64_t place = atomic_load(&ws->places[g]);
+        if (place >> 32)
+            proto_place_put(&places, &(struct proto_place){g, (uint32_t)place, (uint32_t)(place >> 32)});
+        m.n += place >> 32 > 0;
+    }
+    proto_moved_put(&body, &m);
+    bytes_put(&body, places.data, places.len);
+    peer_event(c->links[n].peer, PROTO_MOVED, &body);
+}
+
+bool nodes_region_move(struct cluster *c, struct wset *ws, uint32_t gid, uint32_t node, uint32_t generation)
+{
+    if (!wset_region_move(ws, gid, node, generation))
+        return false;
+    for (unsigned n = 0; n < c->config.nnodes; n++)
+        nodes_send_places(c, ws, n);
+    return true;
 }
 
 /* --- asking another node for a set ---------------------------------------------------------------------------------- */

@@ -55,6 +55,13 @@ typedef void (*cluster_dialed_fn)(void *user, int fd, unsigned version, const ch
 int cluster_dial(struct cluster *cluster, struct wset *ws, const struct cluster_dial_to *to,
                  cluster_dialed_fn done, void *user);
 
+/*
+ * Region gid of ws is at `node` from now on, here and wherever the set is known: what has to be there for that is the caller's matter. Readers find it
+ * without opening the set again. Nodes that speak version 2 of the protocol do not learn of it. False: it is known. Control loop.
+ */
+bool nodes_region_move(struct cluster *cluster, struct wset *ws, uint32_t gid, uint32_t node,
+                       uint32_t generation);
+
 /* A message of another node, on a connection that it made. Control loop. 0; -errno: the caller closes the connection. */
 int cluster_message(struct cluster *cluster, struct rpc_session *session, struct conn_message *message);
 /* The connection ended, before its conn is freed: nothing here refers to the session afterwards. */

@@ -87,16 +87,17 @@ static int take_description(struct cluster *c, struct wset *ws, const struct pro
     ws->owner_gid = m->owner_gid;
     ws->pinned_end = m->pinned_end;
     ws->regions = calloc(MAX(m->nregions, 1u), sizeof(*ws->regions));
-    if (!ws->regions || cluster_name_nodes(c, ws) < 0)
-        return error_set(err, -ENOMEM, "out of memory");
-    ws->nregions = m->nregions;
+    ws->nregions = ws->regions ? m->nregions : 0;
+    int rc = ws->regions ? cluster_name_nodes(c, ws) : -ENOMEM;
+    if (rc < 0)
+        return error_sys(err, rc, "no memory for the tables of the set");
     for (uint32_t g = 0; g < m->nregions; g++) {
         if (m->regions[g].gid != g || m->regions[g].node >= m->nnodes)
             return error_set(err, LEAT_CORRUPT, "its region table is out of order");
-        ws->regions[g].node = m->regions[g].node;
+        wset_region_put(ws, g, m->regions[g].node);
     }
     if (ws->remote && !ws->access) {
-        int rc = pool_access_for(c->pool, m->owner_uid, m->uri, &ws->access, err);
+        rc = pool_access_for(c->pool, m->owner_uid, m->uri, &ws->access, err);
         if (rc < 0)
             return rc;
     }
@@ -230,7 +231,7 @@ static int find_replaced(struct pending_install *a, struct wset *old)
                 ws->index.header->nfields == old->index.header->nfields && ws->owner_uid == old->owner_uid &&
                 strcmp(ws->name, old->name) == 0 && !(old->flags & (PROTO_WS_STREAMED | PROTO_WS_PUSHED));
     for (uint32_t g = 0; fits && g < old->nregions; g++)
-        fits = ws->regions[g].node == old->regions[g].node;
+        fits = wset_region_node(ws, g) == wset_region_node(old, g);
     if (!fits)
         return error_set(err, LEAT_CORRUPT, "it does not fit the version that it follows");
     if (old->appender && old->appender != ws)

@@ -74,6 +74,8 @@ bool cluster_hosts(const struct wset *ws, unsigned n);
 /* Everything that this node has filled of ws, to node n, portion by portion as it is sent, and set by set. Nothing to one that is
  * not up: it is told when it is. */
 void nodes_catch_up(struct cluster *c, struct wset *ws, unsigned n);
+/* Regions of ws that have moved, to node n if it is up and can read that. */
+void nodes_send_places(struct cluster *c, const struct wset *ws, unsigned n);
 /* Asks node n whether it has its regions of ws: RESYNC_*. */
 void nodes_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags);
 /* proto_ws of a set, for INSTALL and DESCRIBE. */

@@ -317,10 +317,10 @@ static int map_regions(struct placing *p)
     rc = nodes && ws->regions && map
              ? placement_map(nodes, c->config.nnodes, ws->nregions - (uint32_t)first, map)
              : -ENOMEM;
-    for (uint32_t g = 0; rc == 0 && g < ws->nregions; g++)
-        ws->regions[g].node = g < first ? ws->replaces->regions[g].node : map[g - first];
     if (rc == 0)
         rc = cluster_name_nodes(c, ws);
+    for (uint32_t g = 0; rc == 0 && g < ws->nregions; g++)
+        wset_region_put(ws, g, g < first ? wset_region_node(ws->replaces, g) : map[g - first]);
     if (rc < 0)
         ws->nregions = ws->regions ? ws->nregions : 0;
     return rc < 0 ? error_set(&p->err, rc, "cannot place its regions: %s", strerror(-rc)) : 0;
@@ -337,7 +337,7 @@ int cluster_name_nodes(struct cluster *c, struct wset *ws)
         ws->nodes[n].id = n;
         snprintf(ws->nodes[n].address, sizeof(ws->nodes[n].address), "%s", c->config.nodes[n]);
     }
-    return 0;
+    return wset_places_make(ws);
 }
 
 static void map_and_prepare(struct placing *p)

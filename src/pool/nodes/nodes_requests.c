@@ -61,7 +61,7 @@ void nodes_describe(const struct wset *ws, struct bytes_out *out)
     m.regions = calloc(ws->nregions ? ws->nregions : 1, sizeof(*m.regions));
     for (uint32_t g = 0; m.regions && g < ws->nregions; g++)
         m.regions[g] =
-            (struct proto_region){.gid = g, .node = ws->regions[g].node, .generation = m.generation};
+            (struct proto_region){.gid = g, .node = wset_region_node(ws, g), .generation = m.generation};
     if (m.regions)
         proto_ws_put(out, &m);
     else
@@ -285,6 +285,7 @@ void nodes_catch_up(struct cluster *c, struct wset *ws, unsigned n)
     struct node_link *link = &c->links[n];
     if (!cluster_is_up(c, n))
         return;
+    nodes_send_places(c, ws, n);
     list_for_each (node, &link->catchup_queue) {
         struct catchup_job *t = container_of(node, struct catchup_job, node);
         if (t->ws == ws) {
@@ -311,7 +312,7 @@ static int on_resync(struct cluster *c, struct rpc_session *session, struct conn
     struct wset *ws = pool_find_uuid(c->pool, asked.uuid);
     bool known = ws && session->node < c->config.nnodes, here = known;
     for (uint32_t g = 0; here && g < ws->nregions; g++)
-        here = ws->regions[g].node != c->self || ws->regions[g].region;
+        here = wset_region_node(ws, g) != c->self || ws->regions[g].region;
     if (!here) {
         struct leat_error err;
         error_set(&err, LEAT_NOT_FOUND,
@@ -328,6 +329,24 @@ static int on_resync(struct cluster *c, struct rpc_session *session, struct conn
     proto_resync_reply_put(&body, &(struct proto_resync_reply){atomic_load(&ws->pending_bytes) == 0});
     conn_send(session->conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
     bytes_out_fini(&body);
+    return 0;
+}
+
+/* A host that is one only since now is asked to keep the set, and what it has filled. */
+static int on_moved(struct cluster *c, struct rpc_session *session, struct conn_message *m)
+{
+    struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
+    struct proto_moved moved;
+    if (conn_version(session->conn) < 3 || proto_moved_next(&in, &moved) < 0)
+        return LEAT_CORRUPT;
+    struct wset *ws = pool_find_uuid(c->pool, moved.uuid);
+    for (uint32_t k = 0; ws && k < moved.n; k++) {
+        struct proto_place at;
+        proto_place_next(&in, &at);
+        bool was = at.node < ws->nnodes && cluster_hosts(ws, at.node);
+        if (wset_region_move(ws, at.gid, at.node, at.generation) && !was && at.node != c->self)
+            NODES_SET_EVENT(c, ws, at.node, .type = SET_ON_TAKEN);
+    }
     return 0;
 }
 
@@ -400,7 +419,7 @@ int cluster_message(struct cluster *c, struct rpc_session *session, struct conn_
         {PROTO_APPEND, PROTO_REQUEST, on_describe},   {PROTO_COMMIT, PROTO_EVENT, on_commit},
         {PROTO_DESCRIBE, PROTO_REQUEST, on_describe}, {PROTO_RESYNC, PROTO_REQUEST, on_resync},
         {PROTO_READY, PROTO_EVENT, on_ready},         {PROTO_FORGET, PROTO_EVENT, on_forget},
-        {PROTO_ACCESS, PROTO_EVENT, nodes_on_access},
+        {PROTO_ACCESS, PROTO_EVENT, nodes_on_access}, {PROTO_MOVED, PROTO_EVENT, on_moved},
     };
     for (unsigned k = 0; k < ARRAY_LEN(table); k++) {
         if (table[k].type == m->frame.type && table[k].kind == m->frame.kind)

@@ -58,9 +58,11 @@ static struct wset *make(const struct part *parts, unsigned nsamples, unsigned n
     ws->region_bytes = REGION;
     ws->nregions = (uint32_t)div_up(ws->index.header->address_end, ws->region_bytes);
     ws->regions = calloc(ws->nregions, sizeof(*ws->regions));
-    for (uint32_t g = 0; g < ws->nregions; g++)
-        ws->regions[g].node = nnodes ? g % nnodes : 0;
     ws->nnodes = nnodes;
+    if (nnodes)
+        assert_int_equal(wset_places_make(ws), 0);
+    for (uint32_t g = 0; nnodes && g < ws->nregions; g++)
+        wset_region_put(ws, g, g % nnodes);
     assert_int_equal(set_nodes_init(&ws->peers, nnodes), 0);
     return ws;
 }

@@ -90,7 +90,7 @@ static int live_create(struct wset *ws, struct leat_error *err)
     if (map == MAP_FAILED)
         return error_sys(err, -errno, "cannot map the table of %" PRIu64 " samples", n);
     if (huge_dir < 0)
-        fcntl(ws->live_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+        fcntl(ws->live_fd, F_ADD_SEALS, F_SEAL_SHRINK); /* places may follow */
     ws->live = map;
     ws->live->magic = LIVE_MAGIC;
     ws->live->nsamples = n;
@@ -102,6 +102,41 @@ static int live_create(struct wset *ws, struct leat_error *err)
     ws->sample_state = (_Atomic uint8_t *)((uint8_t *)map + 4096);
     ws->crc = (uint32_t *)((uint8_t *)map + ws->live->crc_offset);
     return 0;
+}
+
+int wset_places_make(struct wset *ws)
+{
+    uint64_t at = ws->live->total_bytes, bytes = align_up(MAX(ws->nregions, 1u) * sizeof(*ws->places), 4096);
+    int rc;
+    if (ftruncate(ws->live_fd, (off_t)(at + bytes)) < 0)
+        return -errno;
+    do
+        rc = fallocate(ws->live_fd, 0, (off_t)at, (off_t)bytes) < 0 ? -errno : 0;
+    while (rc == -EINTR);
+    void *map =
+        rc == 0 ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ws->live_fd, (off_t)at) : MAP_FAILED;
+    if (map == MAP_FAILED)
+        return rc < 0 ? rc : -errno;
+    fcntl(ws->live_fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SEAL); /* of a memfd; others have none */
+    ws->places = map;
+    ws->live->nplaces = ws->nregions;
+    ws->live->places_offset = at;
+    return 0;
+}
+
+void wset_region_put(struct wset *ws, uint32_t gid, uint32_t node)
+{
+    atomic_store(&ws->places[gid], live_place(node, 0));
+}
+
+bool wset_region_move(struct wset *ws, uint32_t gid, uint32_t node, uint32_t generation)
+{
+    if (!ws->places || gid >= ws->nregions || node >= ws->nnodes ||
+        atomic_load(&ws->places[gid]) >> 32 >= generation)
+        return false;
+    atomic_store(&ws->places[gid], live_place(node, generation));
+    atomic_fetch_add(&ws->live->moves, 1);
+    return true;
 }
 
 static uint64_t segment_of_files(const struct index_header *h)
@@ -263,6 +298,8 @@ void wset_unref(struct wset *ws)
     free((void *)ws->crc_known);
     free(ws->name);
     free(ws->spec);
+    if (ws->places)
+        munmap(ws->places, align_up(MAX(ws->live->nplaces, 1u) * sizeof(*ws->places), 4096));
     if (ws->live)
         munmap(ws->live, ws->live->total_bytes);
     index_close(&ws->index);
@@ -369,7 +406,7 @@ static bool sample_is_on(const struct wset *ws, uint64_t i, uint32_t node, bool 
         uint64_t first = part.address / ws->region_bytes,
                  last = (part.address + part.bytes - 1) / ws->region_bytes;
         for (uint64_t g = first; g <= last && g < ws->nregions; g++) {
-            uint32_t at = ws->regions[g].node;
+            uint32_t at = wset_region_node(ws, (uint32_t)g);
             there = there || at == node;
             *ret_lost = *ret_lost || (at < ws->peers.n && ws->peers.at[at].lost);
         }

@@ -38,7 +38,6 @@ enum wset_phase {
 
 struct wset_region {
     struct region *region; /* NULL: on another node */
-    uint32_t node;         /* index into the set's nodes */
 };
 
 /* A contiguous range of addresses on this host that is filled by one thread in one go. */
@@ -105,8 +104,9 @@ struct wset {
     struct wset_region *regions;
     uint32_t nnodes, self_node; /* nnodes 0: this host alone */
     struct proto_node *nodes;
-    struct set_nodes peers; /* control loop: which of them are lost, and which hold it here */
-    bool holding;           /* control loop: the hosts keep it for us */
+    _Atomic uint64_t *places; /* of the live table: wset_region_node; NULL: one node alone */
+    struct set_nodes peers;   /* control loop: which of them are lost, and which hold it here */
+    bool holding;             /* control loop: the hosts keep it for us */
     uint64_t streamed_samples, window_bytes;
     uint64_t pinned_end; /* addresses at and above are streamed */
     uint64_t
@@ -179,6 +179,23 @@ uint64_t wset_table_bytes(const struct index *index, bool in_memory, const struc
 
 /* Marks what lies at or above `end` as streamed. Before anything is filled. */
 void wset_pin(struct wset *ws, uint64_t end);
+/* A set on several nodes: its live table gets a place for each region, all at node 0. Once, before it is
+ * listed. -ENOMEM or another errno. */
+int wset_places_make(struct wset *ws);
+/* The node of a region: an index into the set's nodes. Any thread; on the control loop alone it changes. */
+static inline uint32_t wset_region_node(const struct wset *ws, uint32_t gid)
+{
+    return ws->places ? (uint32_t)atomic_load_explicit(&ws->places[gid], memory_order_acquire)
+                      : ws->self_node;
+}
+/* Before the set is listed. */
+void wset_region_put(struct wset *ws, uint32_t gid, uint32_t node);
+/*
+ * Region gid has moved to `node`, as its move number `generation`: readers find it there with their next
+ * look at the live table. False: a later move is known, or this one. What the node has of it is another
+ * matter: states of samples stay as they are. Control loop.
+ */
+bool wset_region_move(struct wset *ws, uint32_t gid, uint32_t node, uint32_t generation);
 /* The local part of [address, +bytes), which must not cross a region; NULL when it is not on this host. */
 uint8_t *wset_address(const struct wset *ws, uint64_t address, uint64_t bytes);
 

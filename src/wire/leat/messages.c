@@ -395,6 +395,8 @@ TABLE(set_flags, NULL, BYTES(set_flags, uuid), INT(set_flags, flags))
 TABLE(resync_reply, NULL, INT(resync_reply, filled))
 TABLE(ready, NULL, BYTES(ready, uuid), ELEMENTS(ready, n, PROTO_READY_RECORD, UINT32_MAX))
 TABLE(ready_record, NULL, INTS(ready_record, sample, status))
+TABLE(moved, NULL, BYTES(moved, uuid), ELEMENTS(moved, n, 12, UINT32_MAX))
+TABLE(place, NULL, INTS(place, gid, generation))
 TABLE(describe, NULL, INT(describe, uid), INT(describe, gid), VIEW(describe, open_bytes, open))
 TABLE(access_of, NULL, INT(access_of, uid), STRING(access_of, source, PROTO_STR_MAX))
 

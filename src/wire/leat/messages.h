@@ -416,6 +416,18 @@ struct proto_ready_record {
 #define PROTO_READY_RECORD 36u /* bytes on the wire */
 PROTO_MESSAGE(ready_record)
 
+struct proto_moved {
+    uint8_t uuid[PROTO_UUID];
+    uint32_t n; /* proto_place follow */
+};
+PROTO_MESSAGE(moved)
+
+struct proto_place {
+    uint32_t gid, node;  /* index into the set's nodes */
+    uint32_t generation; /* how often the region has moved: of two places the later one holds */
+};
+PROTO_MESSAGE(place)
+
 /* DESCRIBE and APPEND: a sealed proto_access may follow, sealed to what is before it. */
 struct proto_describe {
     uint32_t uid, gid;

@@ -100,6 +100,7 @@ enum proto_type {
     PROTO_READY = 67,     /* event: proto_ready × proto_ready_record */
     PROTO_FORGET = 68,    /* event: proto_set_flags (1: dropped for all; 2: by force; else: we no longer need it held) */
     PROTO_DESCRIBE = 69,  /* proto_describe, sealed proto_access (to what is before it) or nothing -> proto_ws; payload: the index blob */
+    PROTO_MOVED = 73,     /* event, from version 3 on: proto_moved × proto_place: where regions of a set are now */
     PROTO_ACCESS = 72,    /* event: proto_access_of, sealed proto_access (to what is before it): how that user reads it */
     PROTO_RESYNC = 70,    /* proto_set_flags (1: READY of all it filled, too; 2: it holds the set for us) -> proto_resync_reply */
 
@@ -112,7 +113,7 @@ enum proto_type {
 /*
  * The version of a connection whose other side speaks `min` to `max`: the highest common one; 0: there is none.
  *   2  the oldest that is spoken
- *   3  the answer to BROKER says the version of its data connection; NODE says the incarnation of the node that asks
+ *   3  the answer to BROKER says the version of its data connection; MOVED
  */
 unsigned proto_version_common(unsigned min, unsigned max);
 

@@ -440,6 +440,14 @@ static void test_peers(void **state)
                 "0002000000000000"
                 "0004000000000000"
                 "fbffffff");
+    /* MOVED: set; region, node, generation */
+    struct proto_moved moved = {.n = 1};
+    rising(moved.uuid, 16, 0x10);
+    LISTED(moved, &moved, place, (&(struct proto_place){7, 1, 3}),
+           UUID "01000000"
+                "07000000"
+                "01000000"
+                "03000000");
     /* DESCRIBE and APPEND: user, group, proto_open; what is sealed comes behind it */
     GOLDEN(describe, MESSAGE(describe, 1000, 100, 4, (const uint8_t *)"open"),
            "e8030000"
