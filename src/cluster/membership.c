@@ -50,6 +50,11 @@ void membership_incarnation(struct membership *m, uint32_t at, uint64_t incarnat
         notify(m, at, MEMBER_RESTARTED);
 }
 
+bool membership_is_current(const struct membership *m, uint32_t at, uint64_t incarnation)
+{
+    return incarnation == 0 || (at < m->n && m->members[at].incarnation == incarnation);
+}
+
 uint32_t membership_coordinator(const struct membership *m, const char *key,
                                 bool (*may)(const void *user, uint32_t at), const void *user)
 {

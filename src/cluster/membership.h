@@ -52,6 +52,13 @@ void membership_up(struct membership *m, uint32_t at);
 void membership_down(struct membership *m, uint32_t at);
 void membership_incarnation(struct membership *m, uint32_t at, uint64_t incarnation);
 
+/*
+ * Is this what is known of node `at`? What one says that is gone, or that is not known yet, is not believed:
+ * it is said again on a connection that the node answers by then. 0, of a node of an older release that does
+ * not say it: always.
+ */
+bool membership_is_current(const struct membership *m, uint32_t at, uint64_t incarnation);
+
 /* Rendezvous hash: nodes that leave out the same ones choose alike for a key. `may`: not left out. MEMBER_NONE: all are. */
 uint32_t membership_coordinator(const struct membership *m, const char *key,
                                 bool (*may)(const void *user, uint32_t at), const void *user);

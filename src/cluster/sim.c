@@ -14,12 +14,12 @@
 
 bool sim_trace;
 const char *const sim_rule_names[SIM_RULES] = {
-    "identity",       "restarted",    "lost",          "silence",     "expire",      "may_return",
-    "held_by",        "hold_newest",  "hold",          "hold_lost",   "hold_placed", "commit_all",
-    "commit_up",      "commit_taken", "orphan",        "orphan_wait", "forget",      "forget_late",
-    "all_accept",     "hosts_check",  "catch_up",
+    "identity",       "restarted",     "lost",      "silence",       "expire",      "may_return",
+    "held_by",        "hold_newest",   "hold",      "hold_lost",     "hold_placed", "commit_all",
+    "commit_up",      "commit_taken",  "orphan",    "orphan_wait",   "forget",      "forget_late",
+    "all_accept",     "hosts_check",   "catch_up",
 
-    "catch_up_again", "ask_taken",    "ask_committed", "ask",         "reinstall",
+    "catch_up_again", "ready_current", "ask_taken", "ask_committed", "ask",         "reinstall",
 };
 
 struct sim_state s;

@@ -32,6 +32,7 @@ enum sim_rule {
     SIM_HOSTS_CHECK,    /* so does a host that was lost since it accepted */
     SIM_CATCH_UP,       /* READY records are sent again to a node that comes up, */
     SIM_CATCH_UP_AGAIN, /* and once more when there was a request since */
+    SIM_READY_CURRENT,  /* those of another incarnation than the one known are not believed */
     SIM_ASK_TAKEN,      /* a node that has a set since now asks its hosts what they have */
     SIM_ASK_COMMITTED,  /* so does one that was sent COMMIT */
     SIM_ASK,            /* lost hosts are asked until they are complete */

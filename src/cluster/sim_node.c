@@ -35,7 +35,10 @@ void sim_notice(unsigned id, unsigned side, bool silent)
     if (!c->open[side])
         return;
     uint64_t after = silent || cut(c->node[0], c->node[1]) ? DEAD_NS + sim_below(3) * NS_PER_S : sim_delay();
-    sim_put((struct event){.t = s.now + after,
+    uint64_t t = s.now + after;
+    if (sim_chance(70)) /* what was sent comes first; else the connection is reset */
+        t = MAX(t, c->last[!side] + 1);
+    sim_put((struct event){.t = t,
                            .seq = s.seq++,
                            .type = EV_BREAK,
                            .node = c->node[side],
@@ -344,6 +347,16 @@ static void catchups_failed(struct node *a, unsigned n)
     }
 }
 
+/* Where it hurts: a process dies with records on their way, and they arrive as the set does, when the next process is known. */
+static void steer_late(struct node *a, unsigned set, unsigned n)
+{
+    uint64_t stall = (700 + sim_below(1200)) * NS_PER_MS;
+    struct conn *c = &s.conn[a->peer[n].conn];
+    c->last[0] = MAX(c->last[0], s.now + stall);
+    LATER((1 + sim_below(5)) * NS_PER_MS, .type = EV_CRASH, .node = NONE, .other = a->m->self);
+    LATER(stall - (5 + sim_below(60)) * NS_PER_MS, .type = EV_READ, .node = NONE, .other = n, .m.set = set);
+}
+
 static void filled(struct node *a, unsigned set, unsigned piece)
 {
     struct nset *ws = &a->set[set];
@@ -358,6 +371,9 @@ static void filled(struct node *a, unsigned set, unsigned piece)
     for (unsigned n = 0; n < s.n; n++) {
         if (!sim_is_up(a, n))
             continue;
+        if (s.now < FAULTS_NS && s.n > 2 && s.node[n].alive && s.node[n].set[set].phase == ABSENT &&
+            sim_chance(3))
+            steer_late(a, set, n);
         if (catchup_instead(sim_chance(30) ? 8 : 1, 1, 4))
             catch_up(a, set, n);
         else
@@ -600,12 +616,16 @@ static void steer_commit(struct node *a, unsigned set)
     LATER(sim_below(20) * NS_PER_MS, .type = EV_CRASH, .node = NONE, .other = a->m->self);
     LATER((500 + sim_below(3000)) * NS_PER_MS, .type = EV_READ, .node = NONE, .other = a->m->self,
           .m.set = set);
+    if (!s.calm && sim_chance(30)) /* it comes when others have given up */
+        s.cut_ns[a->m->self][b] = s.now + (11 + sim_below(4)) * NS_PER_S;
     if (sim_chance(50))
         return;
+    if ((s.calm || sim_chance(50)) && s.node[b].alive && s.node[b].peer[c].conn != NONE)
+        sim_notice(s.node[b].peer[c].conn, 0, false);
     if (!s.calm)
         s.cut_ns[b][c] = s.cut_ns[c][b] = s.now + (1 + sim_below(12)) * NS_PER_S;
-    else if (s.node[b].alive && s.node[b].peer[c].conn != NONE)
-        sim_notice(s.node[b].peer[c].conn, 0, false);
+    if (sim_chance(40)) /* nor later */
+        LATER((2000 + sim_below(6000)) * NS_PER_MS, .type = EV_CRASH, .node = NONE, .other = b);
 }
 
 static void placing_end(struct node *a, unsigned set, bool ok)
@@ -744,8 +764,7 @@ static void request(struct node *b, unsigned id, struct msg m)
         answer(id, m);
         break;
     case READY:
-        /* Not modelled: late records of a process that is gone. Readers of what they name get an error there, and ask again. */
-        if (c->inc[0] != s.node[from].inc)
+        if (on(SIM_READY_CURRENT) && !membership_is_current(b->m, from, c->inc[0]))
             break;
         for (unsigned p = 0; ws->phase != ABSENT && p < PIECES; p++)
             ws->known[p] = ws->known[p] || (m.pieces >> p & 1);

@@ -52,6 +52,12 @@ static void test_members(void **state)
     membership_up(m, 0);             /* by another address, without having gone down */
     membership_incarnation(m, 0, 5);
     membership_incarnation(m, 0, 4);
+    assert_true(membership_is_current(m, 0, 4));
+    assert_true(membership_is_current(m, 0, 0));  /* it does not say */
+    assert_false(membership_is_current(m, 0, 5)); /* before this one */
+    assert_false(membership_is_current(m, 0, 6)); /* or after it */
+    assert_false(membership_is_current(m, 2, 6)); /* nothing is known */
+    assert_false(membership_is_current(m, MEMBER_NONE, 6));
     membership_down(m, 0);
     membership_down(m, 0); /* another attempt */
     assert_int_equal(changes[0][MEMBER_UP], 2);

@@ -522,8 +522,9 @@ static void test_dialled_versions(void **state)
             hear(fd, 1, &m);
             assert_int_equal(m.frame.type, PROTO_NODE);
             assert_int_equal(m.frame.version, 2);
-            AUTO_MESSAGE(name) who; /* with nothing behind it */
-            assert_int_equal(proto_name_get(m.body.data, m.body.len, &who), 0);
+            AUTO_MESSAGE(node_ask) who; /* with nothing behind it */
+            assert_int_equal(proto_node_ask_get(m.body.data, m.body.len, &who), 0);
+            assert_false(who.says);
             assert_string_equal(who.name, h[0].address);
             proto_node_reply_put(&body, &(struct proto_node_reply){.name = h[1].address, .incarnation = 5});
             answer_as(fd, 2, &m, &body);
@@ -686,6 +687,79 @@ static void turns(unsigned n)
 {
     for (unsigned k = 0; k < n; k++)
         loop_turn(loop, 1);
+}
+
+static void on_asked(void *user, struct peer_reply *reply)
+{
+    *(bool *)user = reply->status == 0;
+}
+
+/* READY of sample i, which is at node 1, as a process sends it that says this of itself. */
+static void ready_from(struct host h[2], const struct wset *ws, uint64_t i, uint8_t version,
+                       uint64_t incarnation)
+{
+    static const struct peer_ops ops = {.up = on_up, .down = on_down};
+    struct peer_config pc = {.address = h[0].address,
+                             .rail = -1,
+                             .hello = {.version_min = 2, .version_max = version, .role = PROTO_ROLE_PEER},
+                             .token = token,
+                             .token_len = sizeof(token) - 1,
+                             .ops = &ops};
+    struct peer *peer;
+    bool answered = false;
+    struct bytes_out body = {0};
+    came_up = false;
+    down_status = 0;
+    assert_int_equal(peer_new(loop, &pc, &peer), 0);
+    test_run_until(came_up, loop_turn(loop, 100));
+    proto_node_ask_put(&body, &(struct proto_node_ask){h[1].address, version > 2, incarnation});
+    assert_int_equal(peer_call(peer, PROTO_NODE, &body, NULL, 0, NULL, on_asked, &answered), 0);
+    test_run_until(answered, loop_turn(loop, 10));
+    struct proto_ready m = {.n = 1};
+    memcpy(m.uuid, ws->uuid, PROTO_UUID);
+    bytes_out_reset(&body);
+    proto_ready_put(&body, &m);
+    proto_ready_record_put(&body, &(struct proto_ready_record){.sample = i, .crc = 7, .bytes = 1024});
+    peer_event(peer, PROTO_READY, &body);
+    bytes_out_reset(&body);
+    proto_node_ask_put(&body, &(struct proto_node_ask){h[1].address, version > 2, incarnation});
+    answered = false; /* behind it */
+    assert_int_equal(peer_call(peer, PROTO_NODE, &body, NULL, 0, NULL, on_asked, &answered), 0);
+    test_run_until(answered, loop_turn(loop, 10));
+    bytes_out_fini(&body);
+    peer_free(peer);
+}
+
+/* What a process sent before it died arrives when the next one is known, or before it is: nothing of that is there. */
+static void test_late_ready(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    start(&h[0], token, nodes, 2);
+    start(&h[1], token, nodes, 2);
+    both_up(h);
+    pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(2000));
+    test_run_until(o.done, loop_turn(loop, 10));
+    assert_non_null(o.ws);
+    const uint64_t *known = &h[0].cluster->members->members[1].incarnation;
+    test_run_until(*known == h[1].cluster->incarnation, loop_turn(loop, 10));
+    uint64_t at[3];
+    unsigned n = 0;
+    for (uint64_t i = 0; i < 2000 && n < 3; i++)
+        if (wset_region_node(o.ws, (uint32_t)(i * 1024 / o.ws->region_bytes)) == 1)
+            at[n++] = i;
+    assert_int_equal(n, 3);
+    ready_from(h, o.ws, at[0], 3, *known + 1);
+    assert_int_equal(wset_sample_state(o.ws, at[0]), LIVE_ABSENT);
+    ready_from(h, o.ws, at[1], 3, *known);
+    assert_int_equal(wset_sample_state(o.ws, at[1]), LIVE_RESIDENT);
+    ready_from(h, o.ws, at[2], 2, 0); /* of the release before, which does not say */
+    assert_int_equal(wset_sample_state(o.ws, at[2]), LIVE_RESIDENT);
+    pool_unlease(o.ws);
+    stop(&h[1]);
+    stop(&h[0]);
 }
 
 /* One of the two goes after any number of turns: the other has all of the set, or nothing that could be found. */
@@ -959,14 +1033,23 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_set_on_both),           cmocka_unit_test(test_tells_why),
-        cmocka_unit_test(test_another_incarnation),   cmocka_unit_test(test_first_address_leads_elsewhere),
-        cmocka_unit_test(test_wrong_token),           cmocka_unit_test(test_other_list),
-        cmocka_unit_test(test_regions_move),          cmocka_unit_test(test_other_versions),
-        cmocka_unit_test(test_dialled_versions),      cmocka_unit_test(test_names),
-        cmocka_unit_test(test_name_of_two_addresses), cmocka_unit_test(test_gone_while_placed),
-        cmocka_unit_test(test_orphan_returns),        cmocka_unit_test(test_append),
-        cmocka_unit_test(test_dropped_elsewhere),     cmocka_unit_test(test_loop_goes_on),
+        cmocka_unit_test(test_set_on_both),
+        cmocka_unit_test(test_tells_why),
+        cmocka_unit_test(test_another_incarnation),
+        cmocka_unit_test(test_first_address_leads_elsewhere),
+        cmocka_unit_test(test_wrong_token),
+        cmocka_unit_test(test_other_list),
+        cmocka_unit_test(test_regions_move),
+        cmocka_unit_test(test_late_ready),
+        cmocka_unit_test(test_other_versions),
+        cmocka_unit_test(test_dialled_versions),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_name_of_two_addresses),
+        cmocka_unit_test(test_gone_while_placed),
+        cmocka_unit_test(test_orphan_returns),
+        cmocka_unit_test(test_append),
+        cmocka_unit_test(test_dropped_elsewhere),
+        cmocka_unit_test(test_loop_goes_on),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

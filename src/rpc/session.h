@@ -16,6 +16,7 @@ struct rpc_session {
     uint64_t serial;   /* unique in the process */
     uint32_t
         node; /* index in the list of nodes; RPC_NODE_UNKNOWN: a client, or a node before its NODE request */
+    uint64_t incarnation; /* of that node; 0: it has not said, or speaks version 2 */
     struct net_auth auth;
     struct net_seal seal;
 };

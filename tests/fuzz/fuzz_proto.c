@@ -65,6 +65,7 @@ static const struct {
     M(write),
     M(brokered),
     N(moved, place),
+    M(node_ask),
 };
 
 static void same(struct bytes_out *out, const uint8_t *data, size_t size)

@@ -255,14 +255,21 @@ static void answered(void *user, struct peer_reply *reply)
         link_update(link, reply);
 }
 
+int nodes_ask(struct cluster *c, unsigned n, peer_reply_fn answer, void *user)
+{
+    struct peer *peer = c->links[n].peer;
+    AUTO_BYTES struct bytes_out body = {0};
+    proto_node_ask_put(&body, &(struct proto_node_ask){.name = c->config.self,
+                                                       .says = peer_version(peer) > 2,
+                                                       .incarnation = c->incarnation});
+    return peer_call(peer, PROTO_NODE, &body, NULL, 0, NULL, answer, user);
+}
+
 /* Who and what is there? It learns who we are, too. */
 static void link_ask(struct node_link *link)
 {
-    struct bytes_out body = {0};
-    proto_name_put(&body, &(struct proto_name){link->cluster->config.self});
-    if (peer_call(link->peer, PROTO_NODE, &body, NULL, 0, NULL, answered, link) < 0)
+    if (nodes_ask(link->cluster, link_number(link), answered, link) < 0)
         nodes_link_event(link->cluster, link_number(link), LINK_ON_UNANSWERED);
-    bytes_out_fini(&body);
 }
 
 unsigned nodes_link_event(struct cluster *c, unsigned n, enum link_event event)

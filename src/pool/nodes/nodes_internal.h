@@ -61,6 +61,8 @@ void nodes_set_event(struct cluster *c, struct wset *ws, unsigned n, struct set_
 #define NODES_SET_EVENT(c, ws, n, ...) nodes_set_event(c, ws, n, (struct set_event){__VA_ARGS__})
 /* This node has ws since now: SET_ON_TAKEN or SET_ON_COMMITTED, for each other node. */
 void nodes_set_taken(struct cluster *c, struct wset *ws, enum set_event_type type);
+/* NODE, to node n: who asks. 0, or -errno: there is no answer then. */
+int nodes_ask(struct cluster *c, unsigned n, peer_reply_fn answer, void *user);
 /* What follows for the link is done, but for LINK_REJECT, if that is returned. */
 unsigned nodes_link_event(struct cluster *c, unsigned n, enum link_event event);
 bool cluster_is_up(const struct cluster *c, unsigned n);

@@ -391,19 +391,16 @@ int nodes_place(struct cluster *c, struct wset *ws, uint64_t limit, pool_prepare
                           .done = done,
                           .user = user,
                           .state = placing_begin()};
-    struct bytes_out body = {0};
-    proto_name_put(&body, &(struct proto_name){c->config.self});
     for (unsigned n = 0; n < c->config.nnodes; n++) {
         struct placing_call *call = cluster_is_up(c, n) ? malloc(sizeof(*call)) : NULL;
         if (!call)
             continue;
         *call = (struct placing_call){.placing = p, .node = n};
-        if (peer_call(c->links[n].peer, PROTO_NODE, &body, NULL, 0, NULL, offered, call) < 0)
+        if (nodes_ask(c, n, offered, call) < 0)
             free(call);
         else
             placing_sent(&p->state);
     }
-    bytes_out_fini(&body);
     placing_answer(p);
     return 0;
 }

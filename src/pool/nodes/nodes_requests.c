@@ -23,9 +23,10 @@
 
 static int on_node(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
-    AUTO_MESSAGE(name) who;
-    if (proto_name_get(m->body, m->frame.body_bytes, &who) < 0)
+    AUTO_MESSAGE(node_ask) who;
+    if (proto_node_ask_get(m->body, m->frame.body_bytes, &who) < 0)
         return LEAT_CORRUPT;
+    session->incarnation = who.says ? who.incarnation : 0;
     session->node = membership_find(c->members, who.name); /* MEMBER_NONE is RPC_NODE_UNKNOWN */
     struct bytes_out body = {0};
     proto_node_reply_put(&body,
@@ -356,6 +357,10 @@ static int on_ready(struct cluster *c, struct rpc_session *session, struct conn_
     struct proto_ready ready;
     if (proto_ready_next(&in, &ready) < 0)
         return LEAT_CORRUPT;
+    if (!membership_is_current(c->members, session->node, session->incarnation)) {
+        log_debug("READY records of another life of node %" PRIu32 " are dropped", session->node);
+        return 0;
+    }
     struct wset *ws = pool_find_uuid(c->pool, ready.uuid);
     for (uint32_t k = 0; ws && k < ready.n; k++) {
         struct proto_ready_record r;

@@ -385,6 +385,8 @@ TABLE(key, NULL, INT(key, gid), INT(key, generation))
 TABLE(puts, NULL, INT(puts, view), INT(puts, rail), ELEMENTS(puts, n, PROTO_RANGE + 8, PROTO_PUTS_MAX))
 TABLE(put_range, NULL, INTS(put_range, gid, to))
 
+TABLE(node_ask, NULL, STRING(node_ask, name, PROTO_STR_MAX), OPTIONAL(node_ask, says),
+      INT(node_ask, incarnation))
 TABLE(name, NULL, STRING(name, name, PROTO_STR_MAX))
 TABLE(node_reply, NULL, STRING(node_reply, name, PROTO_STR_MAX), INT(node_reply, cap_bytes),
       INT(node_reply, free_bytes), INT(node_reply, region_bytes), INT(node_reply, used_bytes),

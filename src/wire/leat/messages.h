@@ -364,6 +364,14 @@ PROTO_MESSAGE(put_range)
 /* --- peers -------------------------------------------------------------------------------------------------------- */
 
 /* NODE: who asks. */
+struct proto_node_ask {
+    const char *name;
+    bool says; /* not on the wire: without it the incarnation is missing, as in version 2 */
+    uint64_t incarnation;
+};
+PROTO_MESSAGE(node_ask)
+
+/* What a proto_node_reply begins with: who answers. */
 struct proto_name {
     const char *name;
 };

@@ -93,7 +93,7 @@ enum proto_type {
                              u32 length, packed key; none where the rail is closed}} */
 
     /* peer, daemon to daemon */
-    PROTO_NODE = 64,      /* proto_name of the node that asks -> proto_node_reply */
+    PROTO_NODE = 64,      /* proto_node_ask -> proto_node_reply */
     /* APPEND = 22 as well: as DESCRIBE; the set `name` is made longer first */
     PROTO_INSTALL = 66,   /* proto_ws with spec, owner, mode and full region table, proto_install; payload: the index blob -> empty; it then pulls */
     PROTO_COMMIT = 71,    /* event: proto_commit: an installed set is there now */
@@ -111,9 +111,10 @@ enum proto_type {
 /* clang-format on */
 
 /*
- * The version of a connection whose other side speaks `min` to `max`: the highest common one; 0: there is none.
+ * The version of a connection whose other side speaks `min` to `max`: the highest common one; 0: there is
+ * none.
  *   2  the oldest that is spoken
- *   3  the answer to BROKER says the version of its data connection; MOVED
+ *   3  the answer to BROKER says the version of its data connection; NODE says the incarnation of the node that asks; MOVED
  */
 unsigned proto_version_common(unsigned min, unsigned max);
 

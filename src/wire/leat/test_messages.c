@@ -414,6 +414,9 @@ static void test_peers(void **state)
     rising(ready.uuid, 16, 0x10);
     /* NODE */
     GOLDEN(name, MESSAGE(name, "n1:7"), N1);
+    GOLDEN(node_ask, MESSAGE(node_ask, "n1:7"), N1);
+    /* from version 3 on with its incarnation */
+    GOLDEN(node_ask, MESSAGE(node_ask, "n1:7", true, 9), N1 "0900000000000000");
     /* its answer: capacity, free, bytes of a region, used, incarnation */
     GOLDEN(node_reply, MESSAGE(node_reply, "n1:7", 4, 3, 2, 1, 9),
            N1 "0400000000000000"
