@@ -578,24 +578,27 @@ static void test_nothing_is_given_back(void **state)
     fixture_close(&x);
 }
 
-/* A rail that keeps to itself which operations of a connection that broke are over, until it is told to say so. */
+/* A rail that keeps to itself which operations with this status are over, until `says`: set, or after so
+ * many polls. */
 static struct {
     const struct net_ops *good;
     struct net_event events[32];
-    unsigned n;
+    unsigned n, polls;
+    int status;
     bool says;
 } kept;
 
 static int keeps_some(struct net_ctx *ctx, struct net_event *events, unsigned max, int timeout_ms)
 {
     int n = 0;
+    kept.says = kept.says || (kept.polls && --kept.polls == 0);
     while (kept.says && kept.n && (unsigned)n < max)
         events[n++] = kept.events[--kept.n];
     if (n)
         return n;
     int got = kept.good->poll(ctx, events, max, timeout_ms);
     for (int i = 0; i < got; i++)
-        if (events[i].kind == NET_QUIESCED && events[i].op->status == LEAT_PEER_GONE && !kept.says &&
+        if (events[i].kind == NET_QUIESCED && events[i].op->status == kept.status && !kept.says &&
             kept.n < ARRAY_LEN(kept.events))
             kept.events[kept.n++] = events[i];
         else
@@ -617,6 +620,7 @@ static void test_no_second_try_over_the_first(void **state)
     leat_batch_release(batch);
     struct net_ctx *tcp = view->rails->tcp;
     kept.good = tcp->ops;
+    kept.status = LEAT_PEER_GONE;
     struct net_ops keeps = *kept.good;
     keeps.poll = keeps_some;
     tcp->ops = &keeps;
@@ -630,6 +634,39 @@ static void test_no_second_try_over_the_first(void **state)
     fixture_check_batch(batch);
     assert_int_equal(view->rails->unquiesced, 0);
     leat_batch_release(batch);
+    tcp->ops = kept.good;
+    leat_view_close(view);
+    fixture_close(&x);
+}
+
+/* A batch is whole, held and given back before its operations are quiesced: its slot is filled again after
+ * that alone. */
+static void test_held_before_it_is_quiesced(void **state)
+{
+    struct fixture x;
+    struct leat_batch *batch;
+    uint64_t ids[32];
+    fixture_open(&x, (struct fake_options){.remote_odd = true});
+    struct leat_view *view = fixture_load(x.ws, 32, 1);
+    for (unsigned i = 0; i < 32; i++)
+        ids[i] = i * 12;
+    struct net_ctx *tcp = view->rails->tcp;
+    memset(&kept, 0, sizeof(kept));
+    kept.good = tcp->ops;
+    struct net_ops keeps = *kept.good;
+    keeps.poll = keeps_some;
+    tcp->ops = &keeps;
+    assert_int_equal(leat_read_batch(view, ids, 32, 0, &batch, &err), 0);
+    assert_true(kept.n > 0 && view->slots[0].gather->unquiesced == kept.n);
+    leat_batch_release(batch);
+    kept.polls = 5;
+    int rc = leat_read_batch(view, ids, 32, 0, &batch, &err);
+    if (rc)
+        fail_msg("%d: %s", rc, err.message);
+    fixture_check_batch(batch);
+    kept.says = true;
+    leat_batch_release(batch);
+    rails_progress(view->rails, 0);
     tcp->ops = kept.good;
     leat_view_close(view);
     fixture_close(&x);
@@ -687,6 +724,7 @@ int main(void)
         cmocka_unit_test(test_given_up),
         cmocka_unit_test(test_nothing_is_given_back),
         cmocka_unit_test(test_no_second_try_over_the_first),
+        cmocka_unit_test(test_held_before_it_is_quiesced),
         cmocka_unit_test(test_pieces_of_a_slow_rail),
     };
     return cmocka_run_group_tests_name("client_ends", tests, NULL, NULL);

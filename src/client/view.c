@@ -471,7 +471,9 @@ static struct view_slot *find_free(struct leat_view *v)
             slot_move(slot, SLOT_RELEASING);
         if (slot->state == SLOT_RELEASING && is_released(slot))
             slot_move(slot, SLOT_FREE);
-        if (slot->state == SLOT_FREE) {
+        /* A batch can be whole before its reads are quiesced, and given back before that: nothing may land
+         * in the next one. */
+        if (slot->state == SLOT_FREE && !slot->gather->unquiesced) {
             v->next_slot = (slot->batch.slot + 1) % v->nslots;
             return slot;
         }
