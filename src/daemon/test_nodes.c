@@ -281,7 +281,8 @@ static void test_another_incarnation(void **state)
     stop(&h[0]);
 }
 
-/* A region moves: each node of the set learns where it is, the later of two moves holds, and who was away hears of it when it is back. */
+/* A region moves: each node of the set learns where it is, the later of two moves holds, and who was away
+ * hears of it when it is back. */
 static void test_regions_move(void **state)
 {
     struct host h[2];
@@ -480,7 +481,8 @@ static void answer_as(int fd, unsigned version, const struct net_reply *to, stru
     bytes_out_fini(body);
 }
 
-/* The node that is dialled chooses: version 2, as the release does that knows no other; or one that was not offered. */
+/* The node that is dialled chooses: version 2, as the release does that knows no other; or one that was
+ * not offered. */
 static void test_dialled_versions(void **state)
 {
     struct host h[2];
@@ -730,7 +732,8 @@ static void ready_from(struct host h[2], const struct wset *ws, uint64_t i, uint
     peer_free(peer);
 }
 
-/* What a process sent before it died arrives when the next one is known, or before it is: nothing of that is there. */
+/* What a process sent before it died arrives when the next one is known, or before it is: nothing of that
+ * is there. */
 static void test_late_ready(void **state)
 {
     struct host h[2];
@@ -830,6 +833,46 @@ static void test_orphan_returns(void **state)
     pool_unlease(o.ws);
     stop(&h[1]);
     stop(&h[0]);
+}
+
+/* A later version is committed where the one before it still waits for its own COMMIT: that one is late,
+ * and changes nothing. */
+static void test_superseded_before_its_commit(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    struct wset *ws;
+    for (unsigned orphaned = 0; orphaned < 2; orphaned++) {
+        addresses(h, 2);
+        char *nodes[] = {h[0].address, h[1].address, NULL};
+        start(&h[0], token, nodes, 2);
+        start(&h[1], token, nodes, 2);
+        both_up(h);
+        pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(2000));
+        test_run_until((ws = prepared(&h[1])) != NULL, loop_turn(loop, 1));
+        if (orphaned) {
+            NODES_SET_EVENT(h[1].cluster, ws, 0, .type = SET_ON_FORGET);
+            NODES_SET_EVENT(h[1].cluster, ws, 1, .type = SET_ON_HOLD, .conn = UINT64_MAX);
+            assert_true(wset_phase_in(ws, 1u << WSET_ORPHANED));
+        }
+        struct proto_commit later = {.uuid = {1}};
+        struct bytes_out body = {0};
+        memcpy(later.replaces, ws->uuid, PROTO_UUID);
+        proto_commit_put(&body, &later);
+        wset_ref(ws);
+        assert_int_equal(nodes_on_commit(h[1].cluster, body.data, body.len), 0);
+        bytes_out_fini(&body);
+        assert_true(wset_phase_in(ws, 1u << WSET_SUPERSEDED));
+        test_run_until(o.done, loop_turn(loop, 10));
+        turns(20); /* its COMMIT */
+        assert_null(named(&h[1], "p"));
+        assert_true(wset_phase_in(ws, 1u << WSET_SUPERSEDED | 1u << WSET_ENDED));
+        wset_unref(ws);
+        if (o.ws)
+            pool_unlease(o.ws);
+        stop(&h[1]);
+        stop(&h[0]);
+    }
 }
 
 /* A new version for both or for none, and one at a time. */
@@ -1047,6 +1090,7 @@ int main(void)
         cmocka_unit_test(test_name_of_two_addresses),
         cmocka_unit_test(test_gone_while_placed),
         cmocka_unit_test(test_orphan_returns),
+        cmocka_unit_test(test_superseded_before_its_commit),
         cmocka_unit_test(test_append),
         cmocka_unit_test(test_dropped_elsewhere),
         cmocka_unit_test(test_loop_goes_on),

@@ -334,7 +334,10 @@ void pool_supersede(struct pool *pool, struct wset *ws)
         pool_drop(pool, ws, POOL_SWEEP); /* readers here keep its memory by their references */
         return;
     }
-    /* Readers on other nodes come for it by its uuid: it stays listed as long as somebody holds it. */
+    /* A later version was made of it, so it is committed on other nodes: its own COMMIT is late, and must not
+     * bring it to life after this. */
+    pool_commit(pool, ws);
+    /* Readers on other nodes come for it by its uuid: it stays listed as long as one of them holds it. */
     if (wset_is_findable(ws)) { /* other nodes may say it several times, or of a set that has ended here */
         wset_move(ws, WSET_SUPERSEDED);
         ws->flags &= ~PROTO_WS_EXPLICIT;
