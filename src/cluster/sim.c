@@ -20,6 +20,8 @@ const char *const sim_rule_names[SIM_RULES] = {
     "all_accept",     "hosts_check",   "catch_up",
 
     "catch_up_again", "ready_current", "ask_taken", "ask_committed", "ask",         "reinstall",
+    "install_gone",   "install_known", "dial_next", "dial_patience", "dial_again",  "rail_up",
+    "rail_down",      "rail_refused",
 };
 
 struct sim_state s;
@@ -108,6 +110,7 @@ static void boot(unsigned n)
     a->m->user = a;
     for (unsigned k = 0; k < s.n; k++) {
         a->peer[k].conn = NONE;
+        a->peer[k].dial = (struct dial){.naddresses = 1u + s.node[k].multi, .stay = true};
         if (k != n)
             sim_dial(a, k);
     }
@@ -291,6 +294,15 @@ static void schedule(void)
             sim_later((2 + sim_below(90)) * NS_PER_S + sim_below(1000) * NS_PER_MS, e);
         }
     }
+    for (unsigned k = 0; k < 60; k++) {
+        struct event e = {.node = NONE,
+                          .type = EV_RAIL,
+                          .other = (unsigned)sim_below(s.n),
+                          .conn = (unsigned)sim_below(s.n),
+                          .side = (unsigned)sim_below(2),
+                          .m.set = (unsigned)sim_below(SETS)};
+        sim_later((5 + sim_below(180)) * NS_PER_S + sim_below(NS_PER_S), e);
+    }
     for (unsigned k = (unsigned)sim_below(14); k > 0; k--) {
         struct event e = {.node = NONE,
                           .type = faults[sim_below(s.calm ? 5 : ARRAY_LEN(faults))],
@@ -301,7 +313,7 @@ static void schedule(void)
 
 static void deliver(struct event *e)
 {
-    if (e->node == NONE && e->type >= EV_OPEN && e->type <= EV_RELEASE) {
+    if (e->node == NONE && e->type >= EV_OPEN && e->type <= EV_RAIL) {
         e->node = e->other; /* to the incarnation that is there now */
         e->inc = s.node[e->node].inc;
     }
@@ -337,6 +349,7 @@ void sim_run(uint64_t seed, enum sim_rule off, struct sim_result *ret_result)
     s.n = 2 + (unsigned)sim_below(NODES_MAX - 1);
     s.calm = sim_chance(30);
     s.misled = sim_chance(20) ? (unsigned)sim_below(s.n) : NONE;
+    s.misled_ns = sim_chance(50) ? FAULTS_NS : UINT64_MAX;
     for (unsigned n = 0; n < s.n; n++)
         s.node[n].multi = sim_chance(60) || n == s.misled;
     for (unsigned n = 0; n < s.n; n++)

@@ -37,6 +37,14 @@ enum sim_rule {
     SIM_ASK_COMMITTED,  /* so does one that was sent COMMIT */
     SIM_ASK,            /* lost hosts are asked until they are complete */
     SIM_REINSTALL,      /* a host that lacks a set is sent it again */
+    SIM_INSTALL_GONE,   /* but not for a node whose connection has ended since, */
+    SIM_INSTALL_KNOWN,  /* nor over one that is there */
+    SIM_DIAL_NEXT, /* the next address of a node is dialled when one does not answer, or another node does, */
+    SIM_DIAL_PATIENCE, /* also when it is silent, */
+    SIM_DIAL_AGAIN,    /* and when none answered all of them, after a pause */
+    SIM_RAIL_UP,       /* a rail by which the node answered is up, */
+    SIM_RAIL_DOWN,     /* one by which it did not is down, */
+    SIM_RAIL_REFUSED,  /* and a no is an answer */
     SIM_RULES,
 };
 extern bool sim_trace; /* print what happens */

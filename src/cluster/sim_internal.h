@@ -7,10 +7,13 @@
 
 #include "base/rng.h"
 #include "cluster/catchup.h"
+#include "cluster/installs.h"
 #include "cluster/links.h"
 #include "cluster/membership.h"
 #include "cluster/placing.h"
+#include "cluster/rails.h"
 #include "cluster/set_nodes.h"
+#include "rpc/dial.h"
 
 #define NODES_MAX 4u
 #define SETS      4u
@@ -37,6 +40,7 @@ enum event_type {
     EV_MSG,
     EV_BREAK,
     EV_DIALED,
+    EV_SILENT,
     EV_RETRY,
     EV_TICK,
     EV_SENT,
@@ -46,6 +50,7 @@ enum event_type {
     EV_OPEN,
     EV_READ,
     EV_RELEASE,
+    EV_RAIL,
     EV_CRASH,
     EV_RESTART,
     EV_PAUSE,
@@ -95,8 +100,10 @@ struct node {
     struct membership *m;
     struct cluster_link link[NODES_MAX];
     struct {
-        unsigned conn, address, tried;
+        unsigned conn;
+        struct dial dial;
     } peer[NODES_MAX];
+    enum cluster_rail_state rail[NODES_MAX][2];
     struct nset set[SETS];
     uint64_t answered_ns[NODES_MAX], down_ns[NODES_MAX], up_ns[NODES_MAX];
 };
@@ -112,8 +119,8 @@ struct sim_state {
     struct event *heap;
     unsigned nheap, heap_cap;
     uint64_t cut_ns[NODES_MAX][NODES_MAX]; /* messages from a to b: until then */
-    unsigned
-        misled; /* the node whose first address leads to the one before it, while there are faults; NONE */
+    unsigned misled; /* the node whose first address leads to the one before it, until then; NONE */
+    uint64_t misled_ns;
     struct {
         bool begun, pushed, explicit, committed;
         unsigned host[PIECES];

@@ -83,6 +83,8 @@ static void answer(unsigned id, struct msg m)
 
 void sim_dial(struct node *a, unsigned n)
 {
+    dial_begin(&a->peer[n].dial);
+    dial_found(&a->peer[n].dial, 1, 0);
     LATER(sim_delay(), .type = EV_DIALED, .node = a->m->self, .other = n);
 }
 
@@ -347,7 +349,8 @@ static void catchups_failed(struct node *a, unsigned n)
     }
 }
 
-/* Where it hurts: a process dies with records on their way, and they arrive as the set does, when the next process is known. */
+/* Where it hurts: a process dies with records on their way, and they arrive as the set does, when the next
+ * process is known. */
 static void steer_late(struct node *a, unsigned set, unsigned n)
 {
     uint64_t stall = (700 + sim_below(1200)) * NS_PER_MS;
@@ -409,17 +412,36 @@ void sim_member_changed(void *user, uint32_t n, enum member_change change)
     }
 }
 
+static void node_down(struct node *a, unsigned n)
+{
+    dial_down(&a->peer[n].dial);
+    if (on(SIM_DIAL_AGAIN))
+        LATER(DIAL_PAUSE_NS, .type = EV_RETRY, .node = a->m->self, .other = n);
+    link_event(a, n, LINK_ON_DISCONNECTED);
+}
+
+static void dial_next(struct node *a, unsigned n, bool accepted)
+{
+    struct dial *d = &a->peer[n].dial;
+    if (dial_failed(d, accepted) == DIAL_DOWN) {
+        node_down(a, n);
+        return;
+    }
+    d->at = on(SIM_DIAL_NEXT) ? d->at : 0;
+    sim_dial(a, n);
+}
+
 /* The dialing end of a connection is closed: the next address is tried, or the node is down. */
-static void peer_lost(struct node *a, unsigned n, bool down)
+static void peer_lost(struct node *a, unsigned n, bool fail)
 {
     unsigned id = a->peer[n].conn;
     if (id == NONE)
         return;
     struct conn *c = &s.conn[id];
+    const bool accepted = a->link[n].state == LINK_UP;
     c->open[0] = false;
     a->peer[n].conn = NONE;
     sim_notice(id, 1, false);
-    down = down || ++a->peer[n].tried >= 1u + s.node[n].multi;
     for (unsigned k = 0; k < CALLS; k++) {
         struct msg m = c->calls[k];
         if (!c->used[k])
@@ -436,14 +458,10 @@ static void peer_lost(struct node *a, unsigned n, bool down)
             LATER(0, .type = EV_PREPARED, .node = a->m->self, .m.set = m.set, .m.ok = m.offer);
     }
     catchups_failed(a, n);
-    if (down) {
-        link_event(a, n, LINK_ON_DISCONNECTED);
-        a->peer[n].tried = a->peer[n].address = 0;
-        LATER(NS_PER_S / 2, .type = EV_RETRY, .node = a->m->self, .other = n);
-    } else {
-        a->peer[n].address ^= 1;
-        sim_dial(a, n);
-    }
+    if (fail)
+        node_down(a, n);
+    else
+        dial_next(a, n, accepted);
 }
 
 static void link_event(struct node *a, unsigned n, enum link_event event)
@@ -454,7 +472,7 @@ static void link_event(struct node *a, unsigned n, enum link_event event)
     if ((actions & LINK_ASK) && !call(a, n, (struct msg){.type = NODE}))
         link_event(a, n, LINK_ON_UNANSWERED);
     if (actions & LINK_BECAME_UP) {
-        a->peer[n].tried = 0;
+        dial_accepted(&a->peer[n].dial);
         a->answered_ns[n] = a->up_ns[n] = s.now;
         membership_up(a->m, n);
     }
@@ -466,22 +484,55 @@ static void link_event(struct node *a, unsigned n, enum link_event event)
         expire(a, n);
 }
 
+/* Where address `at` of node n leads. */
+static unsigned leads_to(unsigned n, unsigned at)
+{
+    return n == s.misled && at == 0 && s.now < s.misled_ns ? (n + s.n - 1) % s.n : n;
+}
+
+static bool is_silent(const struct node *a, unsigned to)
+{
+    return s.node[to].paused_ns > s.now || cut(a->m->self, to);
+}
+
+/* A client of node a is connected to node n, for a set, by the rail of one address or by any. */
+static void rail_dialed(struct node *a, unsigned n, unsigned rail, unsigned set)
+{
+    enum cluster_rail_state *state = &a->rail[n][rail], before = *state;
+    const struct node *b = &s.node[n];
+    if (n == a->m->self || rail > b->multi || a->set[set].phase != LIVE || !sim_hosts(set, n))
+        return;
+    bool answers = leads_to(n, rail) == n && b->alive && !is_silent(a, n), by_rail = sim_chance(80);
+    enum rail_event event = !answers                      ? RAIL_ON_DOWN
+                            : b->set[set].phase == ABSENT ? RAIL_ON_STALE
+                            : sim_chance(15)              ? RAIL_ON_REFUSED
+                                                          : RAIL_ON_UP;
+    enum rail_event seen = event;
+    if (event >= RAIL_ON_REFUSED && !on(SIM_RAIL_REFUSED))
+        seen = RAIL_ON_DOWN;
+    if ((event == RAIL_ON_UP && !on(SIM_RAIL_UP)) || (event == RAIL_ON_DOWN && !on(SIM_RAIL_DOWN)))
+        seen = RAIL_ON_REFUSED;
+    if (rail_step(state, seen, by_rail) & RAIL_ASK)
+        resync(a, set, n, true);
+    if (answers && *state == CLUSTER_RAIL_DOWN && (event == RAIL_ON_UP || before != CLUSTER_RAIL_DOWN))
+        sim_violated("node %u takes rail %u of node %u for down, which answered by it", a->m->self, rail, n);
+    if (!answers && by_rail && *state != CLUSTER_RAIL_DOWN)
+        sim_violated("node %u does not take rail %u of node %u for down", a->m->self, rail, n);
+}
+
 static void dialed(struct node *a, unsigned n)
 {
-    unsigned to = n == s.misled && a->peer[n].address == 0 && s.now < FAULTS_NS ? (n + s.n - 1) % s.n : n;
+    unsigned to = leads_to(n, a->peer[n].dial.at);
     struct node *b = &s.node[to];
     if (a->peer[n].conn != NONE)
         return;
-    if (to == a->m->self || !b->alive || b->paused_ns > s.now || cut(a->m->self, to) ||
-        s.nconns == CONNS_MAX) {
-        if (++a->peer[n].tried < 1u + s.node[n].multi) {
-            a->peer[n].address ^= 1;
-            sim_dial(a, n);
-            return;
-        }
-        a->peer[n].tried = a->peer[n].address = 0;
-        link_event(a, n, LINK_ON_DISCONNECTED);
-        LATER(NS_PER_S / 2, .type = EV_RETRY, .node = a->m->self, .other = n);
+    if (to == a->m->self || !b->alive || s.nconns == CONNS_MAX) {
+        dial_next(a, n, false);
+        return;
+    }
+    if (is_silent(a, to)) {
+        if (on(SIM_DIAL_PATIENCE))
+            LATER(dial_patience_ns(&a->peer[n].dial), .type = EV_SILENT, .node = a->m->self, .other = n);
         return;
     }
     unsigned id = s.nconns++;
@@ -526,7 +577,7 @@ static void broken(struct node *a, const struct event *e)
         inbound_lost(a, e->conn);
         sim_notice(e->conn, 0, false);
     } else {
-        peer_lost(a, c->meant, !s.node[c->meant].multi);
+        peer_lost(a, c->meant, false);
     }
 }
 
@@ -616,7 +667,7 @@ static void steer_commit(struct node *a, unsigned set)
     LATER(sim_below(20) * NS_PER_MS, .type = EV_CRASH, .node = NONE, .other = a->m->self);
     LATER((500 + sim_below(3000)) * NS_PER_MS, .type = EV_READ, .node = NONE, .other = a->m->self,
           .m.set = set);
-    if (!s.calm && sim_chance(30)) /* it comes when others have given up */
+    if (!s.calm && sim_chance(30)) /* it comes when others do not wait any more */
         s.cut_ns[a->m->self][b] = s.now + (11 + sim_below(4)) * NS_PER_S;
     if (sim_chance(50))
         return;
@@ -690,7 +741,17 @@ static void take_install(struct node *b, const struct event *e)
 {
     struct msg m = e->m;
     unsigned from = s.conn[e->conn].node[0];
-    m.ok = s.conn[e->conn].open[1] && b->set[m.set].phase == ABSENT && !(m.flag && sim_chance(10));
+    struct nset *ws = &b->set[m.set];
+    const struct install i = {.gone = !s.conn[e->conn].open[1] && on(SIM_INSTALL_GONE),
+                              .known = ws->phase != ABSENT && on(SIM_INSTALL_KNOWN),
+                              .over_limit = m.flag && sim_chance(10),
+                              .prepare = m.flag};
+    enum install_action action = install_step(&i, s.now);
+    m.ok = action == INSTALL_DO_PREPARE || action == INSTALL_DO_HOST;
+    if (m.ok && ws->phase != ABSENT) {
+        set_nodes_fini(&ws->nodes);
+        ws->phase = ABSENT;
+    }
     if (m.ok) {
         take(b, m.set, m.flag ? PREPARED : LIVE);
         SET_EVENT(b, m.set, from, .type = SET_ON_HOLD, .conn = e->conn);
@@ -890,6 +951,13 @@ void sim_node_event(struct node *a, struct event *e)
         break;
     case EV_DIALED:
         dialed(a, e->other);
+        break;
+    case EV_SILENT:
+        if (a->peer[e->other].conn == NONE)
+            dial_next(a, e->other, false);
+        break;
+    case EV_RAIL:
+        rail_dialed(a, e->conn, e->side, e->m.set);
         break;
     case EV_RETRY:
         sim_dial(a, e->other);

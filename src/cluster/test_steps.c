@@ -4,11 +4,14 @@
 #include <stdarg.h>
 
 #include "cluster/catchup.h"
+#include "cluster/installs.h"
 #include "cluster/links.h"
 #include "cluster/membership.h"
 #include "cluster/placing.h"
+#include "cluster/rails.h"
 #include "cluster/set_nodes.h"
 #include "failalloc.h"
+#include "rpc/dial.h"
 
 #include <cmocka.h>
 #include <stdio.h>
@@ -263,12 +266,92 @@ static void test_placing(void **state)
     assert_int_equal(p.phase, PLACING_ENDED);
 }
 
+static void test_dial(void **state)
+{
+    struct dial d = {.naddresses = 2, .stay = true};
+    dial_begin(&d);
+    assert_int_equal(dial_patience_ns(&d),
+                     DIAL_NEXT_NS); /* its name is looked up, and there is another address */
+    dial_found(&d, 3, 2);
+    assert_int_equal(dial_failed(&d, false), DIAL_FOUND);
+    assert_int_equal(d.found_at, 0);
+    assert_int_equal(dial_failed(&d, false), DIAL_FOUND);
+    assert_int_equal(d.found_at, 1);
+    assert_int_equal(dial_failed(&d, false), DIAL_ADDRESS);
+    assert_int_equal(d.at, 1);
+    dial_begin(&d);
+    dial_found(&d, 1, 0);
+    assert_int_equal(dial_patience_ns(&d), DIAL_HANDSHAKE_NS);
+    assert_int_equal(dial_failed(&d, false), DIAL_DOWN);
+    dial_down(&d);
+    assert_int_equal(d.at, 0); /* the nearest first */
+    /* One that was accepted is no failure of those before it. */
+    dial_begin(&d);
+    dial_found(&d, 1, 0);
+    assert_int_equal(dial_failed(&d, false), DIAL_ADDRESS);
+    dial_begin(&d);
+    dial_found(&d, 1, 0);
+    dial_accepted(&d);
+    assert_int_equal(dial_failed(&d, true), DIAL_ADDRESS);
+    assert_int_equal(d.at, 0);
+    /* A connection that is not made again. */
+    struct dial once = {.naddresses = 2};
+    dial_begin(&once);
+    dial_found(&once, 1, 0);
+    dial_accepted(&once);
+    assert_int_equal(dial_failed(&once, true), DIAL_DOWN);
+}
+
+static void test_rails(void **state)
+{
+    enum cluster_rail_state r = CLUSTER_RAIL_UNTRIED;
+    assert_int_equal(rail_step(&r, RAIL_ON_DOWN, false), 0); /* which of them, is not known */
+    assert_int_equal(rail_step(&r, RAIL_ON_REFUSED, true), 0);
+    assert_int_equal(rail_step(&r, RAIL_ON_STALE, true), RAIL_ASK);
+    assert_int_equal(r, CLUSTER_RAIL_UNTRIED);
+    assert_int_equal(rail_step(&r, RAIL_ON_UP, false), 0); /* as it should be */
+    assert_int_equal(r, CLUSTER_RAIL_UP);
+    assert_int_equal(rail_step(&r, RAIL_ON_DOWN, true), RAIL_LOG_DOWN);
+    assert_int_equal(rail_step(&r, RAIL_ON_DOWN, true), 0); /* once */
+    assert_int_equal(rail_step(&r, RAIL_ON_STALE, true), RAIL_ASK);
+    assert_int_equal(r, CLUSTER_RAIL_DOWN);
+    assert_int_equal(rail_step(&r, RAIL_ON_UP, true), RAIL_LOG_UP);
+    assert_int_equal(rail_step(&r, RAIL_ON_UP, true), 0);
+}
+
+static void test_installs(void **state)
+{
+    struct install i = {.since_ns = NS_PER_S};
+    assert_int_equal(install_step(&i, 2 * NS_PER_S), INSTALL_DO_HOST);
+    i.prepare = true;
+    assert_int_equal(install_step(&i, 2 * NS_PER_S), INSTALL_DO_PREPARE);
+    i.before = INSTALL_COMPLETE;
+    assert_int_equal(install_step(&i, 2 * NS_PER_S), INSTALL_DO_PREPARE);
+    i.before = INSTALL_INCOMPLETE;
+    i.named = true;
+    assert_int_equal(install_step(&i, NS_PER_S + INSTALL_COMPLETE_NS), INSTALL_WAIT);
+    assert_int_equal(install_step(&i, NS_PER_S + INSTALL_COMPLETE_NS + 1), INSTALL_REFUSE_BEFORE);
+    for (enum install_before b = INSTALL_MISSING; b <= INSTALL_LOST; b++) {
+        i.before = b;
+        assert_int_equal(install_step(&i, 2 * NS_PER_S), INSTALL_REFUSE_BEFORE);
+    }
+    i.before = INSTALL_COMPLETE;
+    assert_int_equal(install_step(&i, 2 * NS_PER_S), INSTALL_REFUSE_NAMED);
+    i.over_limit = true;
+    assert_int_equal(install_step(&i, 2 * NS_PER_S), INSTALL_REFUSE_LIMIT);
+    i.known = true;
+    assert_int_equal(install_step(&i, 2 * NS_PER_S), INSTALL_REFUSE_KNOWN);
+    i.gone = true;
+    assert_int_equal(install_step(&i, 2 * NS_PER_S), INSTALL_REFUSE_GONE);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_members), cmocka_unit_test(test_coordinator), cmocka_unit_test(test_link),
-        cmocka_unit_test(test_hosts),   cmocka_unit_test(test_holders),     cmocka_unit_test(test_catchup),
-        cmocka_unit_test(test_placing),
+        cmocka_unit_test(test_members),  cmocka_unit_test(test_coordinator), cmocka_unit_test(test_link),
+        cmocka_unit_test(test_hosts),    cmocka_unit_test(test_holders),     cmocka_unit_test(test_catchup),
+        cmocka_unit_test(test_placing),  cmocka_unit_test(test_dial),        cmocka_unit_test(test_rails),
+        cmocka_unit_test(test_installs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include "loop/loop.h"
 #include "rpc/addresses.h"
 #include "rpc/auth.h"
+#include "rpc/dial.h"
 #include "rpc/seal.h"
 #include "rpc/nic.h"
 
@@ -18,10 +19,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#define HANDSHAKE_NS (5 * NS_PER_S)
-#define RETRY_NS     (NS_PER_S / 2)
-#define NEXT_NS      (2 * NS_PER_S) /* for one address to answer, while there are others to try */
-#define PAYLOAD_MAX  (64 * GIB)     /* an index */
+#define PAYLOAD_MAX (64 * GIB) /* an index */
 
 struct call {
     struct list node;
@@ -39,11 +37,8 @@ struct peer {
     struct loop *loop;
     struct peer_config config;
     enum peer_state state;
-    unsigned naddresses, at,
-        tried; /* which of them is being tried, and how many failed since the last was accepted */
-    struct resolve_list list; /* what that address leads to, */
-    unsigned list_at,
-        list_tried; /* which of those is being tried, and how many failed since the last was accepted */
+    struct dial dial;
+    struct resolve_list list; /* what the name of the address leads to that is dialled */
     char address[NET_ADDRESS_BYTES];
     char name[sizeof(((struct proto_welcome *)NULL)->node)]; /* what the other side calls itself */
     int begin_code; /* why this try ended before it began: told by the timer */
@@ -141,11 +136,11 @@ static void answer_calls(struct peer *p, const char *message)
 static void go_down(struct peer *p, int status, const char *message)
 {
     disconnect(p);
-    if (p->at)
+    if (p->dial.at)
         resolving_end(p); /* a lookup that hangs is waited for by the next try, if that is of the same name */
-    p->tried = p->at = 0; /* the nearest first */
-    if (p->config.stay)
-        loop_timer_set(p->loop, &p->timer, clock_now_ns() + RETRY_NS);
+    dial_down(&p->dial);
+    if (p->dial.stay)
+        loop_timer_set(p->loop, &p->timer, clock_now_ns() + DIAL_PAUSE_NS);
     answer_calls(p, message);
     p->config.ops->down(p, status, message);
 }
@@ -156,8 +151,9 @@ static void go_down(struct peer *p, int status, const char *message)
  */
 static void address_failed(struct peer *p, int status, const char *message)
 {
-    bool of_name = ++p->list_tried < p->list.n, identified = p->state == PEER_IDENTIFIED;
-    if ((!of_name && ++p->tried >= p->naddresses) || (identified && !p->config.stay)) {
+    bool identified = p->state == PEER_IDENTIFIED;
+    enum dial_action action = dial_failed(&p->dial, identified);
+    if (action == DIAL_DOWN) {
         go_down(p, status, message);
         return;
     }
@@ -165,12 +161,10 @@ static void address_failed(struct peer *p, int status, const char *message)
         log_info("%s does not answer any more (%s): trying the node's next address", p->address, message);
     disconnect(p);
     resolving_end(p); /* that was of this address */
-    if (of_name) {
-        p->list_at = (p->list_at + 1) % p->list.n;
+    if (action == DIAL_FOUND) {
         peer_move(p, PEER_CONNECTING);
         connect_found(p);
     } else {
-        p->at = (p->at + 1) % p->naddresses;
         begin(p);
     }
     answer_calls(p, message);
@@ -408,36 +402,33 @@ static void resolving_end(struct peer *p)
 /* A failure is told later, like every other answer. */
 static void wait_for_it(struct peer *p, int rc)
 {
-    bool others = p->tried + 1 < p->naddresses || p->list_tried + 1 < p->list.n;
     p->begin_code = rc;
-    loop_timer_set(p->loop, &p->timer,
-                   clock_now_ns() + (rc < 0   ? NS_PER_MS
-                                     : others ? NEXT_NS
-                                              : HANDSHAKE_NS));
+    loop_timer_set(p->loop, &p->timer, clock_now_ns() + (rc < 0 ? NS_PER_MS : dial_patience_ns(&p->dial)));
 }
 
 static void connect_found(struct peer *p)
 {
-    wait_for_it(p, try_connect(p, &p->list.found[p->list_at]));
+    wait_for_it(p, try_connect(p, &p->list.found[p->dial.found_at]));
 }
 
 /* Where its name led last time comes first. */
 static void connect_first(struct peer *p)
 {
     const struct resolve_address *last = p->config.answered ? &p->config.answered[peer_address(p)] : NULL;
-    p->list_at = 0;
+    unsigned first = 0;
     for (unsigned k = 0; last && k < p->list.n; k++) {
         const struct resolve_address *a = &p->list.found[k];
         if (a->len == last->len && memcmp(&a->at, &last->at, a->len) == 0)
-            p->list_at = k;
+            first = k;
     }
+    dial_found(&p->dial, p->list.n, first);
     connect_found(p);
 }
 
 static void address_answered(struct peer *p)
 {
     if (p->config.answered)
-        p->config.answered[peer_address(p)] = p->list.found[p->list_at];
+        p->config.answered[peer_address(p)] = p->list.found[p->dial.found_at];
 }
 
 static void on_resolved(struct loop_source *source, uint32_t events)
@@ -478,7 +469,7 @@ static void begin(struct peer *p)
 {
     net_addresses_at(p->config.address, peer_address(p), p->address);
     peer_move(p, PEER_CONNECTING);
-    p->list.n = p->list_tried = 0;
+    dial_begin(&p->dial);
     int rc = resolve_numeric(p->address, &p->list.found[0]);
     p->list.n = rc == 0;
     if (rc == 0)
@@ -494,7 +485,8 @@ int peer_new(struct loop *loop, const struct peer_config *config, struct peer **
         return -ENOMEM;
     p->loop = loop;
     p->config = *config;
-    p->naddresses = config->rail < 0 ? net_addresses_count(config->address) : 1;
+    p->dial.naddresses = config->rail < 0 ? net_addresses_count(config->address) : 1;
+    p->dial.stay = config->stay;
     p->connecting.fd = -1;
     p->timer.fire = on_timer;
     p->next_id = 1;
@@ -530,7 +522,7 @@ void *peer_user(const struct peer *p)
 
 unsigned peer_address(const struct peer *p)
 {
-    return p->config.rail < 0 ? p->at : (unsigned)p->config.rail;
+    return p->config.rail < 0 ? p->dial.at : (unsigned)p->config.rail;
 }
 
 const char *peer_name(const struct peer *p)
@@ -600,7 +592,7 @@ void peer_fail(struct peer *p, int status, const char *message)
 
 void peer_accept(struct peer *p)
 {
-    p->tried = p->list_tried = 0;
+    dial_accepted(&p->dial);
     peer_move(p, PEER_IDENTIFIED);
     address_answered(p);
 }

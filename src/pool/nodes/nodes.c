@@ -330,7 +330,7 @@ static void link_down(struct peer *peer, int status, const char *message)
     nodes_link_event(c, n, LINK_ON_DISCONNECTED);
 }
 
-struct dial {
+struct data_dial {
     struct list node;
     struct cluster *cluster;
     struct peer *peer;
@@ -422,7 +422,7 @@ static void nodes_ready(struct cluster *c, struct wset *ws, struct bytes_out *re
     log_error("out of memory: other nodes are not notified of what was loaded of %s", ws->spec);
 }
 
-/* --- regions that move ------------------------------------------------------------------------------------------- */
+/* --- regions that move ---------------------------------------------------------------------------------- */
 
 void nodes_send_places(struct cluster *c, const struct wset *ws, unsigned n)
 {
@@ -666,7 +666,7 @@ static void nodes_retain(struct cluster *c, struct wset *ws)
 
 /* --- data connections for clients ------------------------------------------------------------------------------------- */
 
-static void dial_free(struct dial *d)
+static void dial_free(struct data_dial *d)
 {
     if (d->done)
         d->done(d->user, -ECANCELED, 0, "the daemon is ending");
@@ -678,10 +678,10 @@ static void dial_free(struct dial *d)
 
 static void dial_reap(struct loop_timer *timer)
 {
-    dial_free(container_of(timer, struct dial, reaper));
+    dial_free(container_of(timer, struct data_dial, reaper));
 }
 
-static void dial_end(struct dial *d, int fd, const char *message)
+static void dial_end(struct data_dial *d, int fd, const char *message)
 {
     if (d->done)
         d->done(d->user, fd, peer_version(d->peer), message);
@@ -692,22 +692,22 @@ static void dial_end(struct dial *d, int fd, const char *message)
     loop_timer_set(d->cluster->loop, &d->reaper, clock_now_ns());
 }
 
-static void rail_note(struct cluster *c, uint32_t node, unsigned rail, const char *why)
+/* What follows is done, but for RAIL_ASK, if that is returned. `rail`: of NET_ADDRESSES_MAX. */
+static unsigned rail_event(const struct data_dial *d, unsigned rail, enum rail_event event, const char *why)
 {
-    if (rail >= NET_ADDRESSES_MAX)
-        return;
-    struct rail_state *s = &c->links[node].rails[rail];
-    enum cluster_rail_state now = why ? CLUSTER_RAIL_DOWN : CLUSTER_RAIL_UP, before = s->state;
-    s->state = now;
-    snprintf(s->why, sizeof(s->why), "%s", why ? why : "");
-    if (now == before || (before == CLUSTER_RAIL_UNTRIED && !why))
-        return;
+    const struct cluster *c = d->cluster;
+    struct rail_state none = {0}, *s = rail < NET_ADDRESSES_MAX ? &c->links[d->to].rails[rail] : &none;
+    unsigned actions = rail_step(&s->state, event, d->rail != CLUSTER_ANY_RAIL);
+    if (event == RAIL_ON_UP || event == RAIL_ON_DOWN)
+        snprintf(s->why, sizeof(s->why), "%s", s->state == CLUSTER_RAIL_DOWN ? why : "");
     char address[NET_ADDRESS_BYTES];
-    net_addresses_at(c->config.nodes[node], rail, address);
-    if (why)
+    if (actions & (RAIL_LOG_UP | RAIL_LOG_DOWN))
+        net_addresses_at(c->config.nodes[d->to], rail, address);
+    if (actions & RAIL_LOG_DOWN)
         log_warning("rail %s is down: %s", address, why);
-    else
+    if (actions & RAIL_LOG_UP)
         log_info("rail %s is up", address);
+    return actions;
 }
 
 enum cluster_rail_state cluster_rail(const struct cluster *c, unsigned n, unsigned k, const char **ret_why)
@@ -721,7 +721,7 @@ enum cluster_rail_state cluster_rail(const struct cluster *c, unsigned n, unsign
 }
 
 /* A rail that leads to another node of the list would be asked for regions which that one has not got. */
-static bool dial_is_right(const struct dial *d, const char *name)
+static bool dial_is_right(const struct data_dial *d, const char *name)
 {
     uint32_t n = membership_find(d->cluster->members, name);
     return n == MEMBER_NONE || n == d->to;
@@ -729,7 +729,7 @@ static bool dial_is_right(const struct dial *d, const char *name)
 
 static void dial_up(struct peer *peer)
 {
-    struct dial *d = peer_user(peer);
+    struct data_dial *d = peer_user(peer);
     if (!dial_is_right(d, peer_name(peer))) {
         char why[320];
         snprintf(why, sizeof(why), "%.140s answers there: does the address lead to the right host?",
@@ -737,18 +737,19 @@ static void dial_up(struct peer *peer)
         peer_reject(peer, LEAT_PEER_GONE, why);
         return;
     }
-    rail_note(d->cluster, d->to, peer_address(peer), NULL);
+    rail_event(d, peer_address(peer), RAIL_ON_UP, "");
     int fd = peer_release_fd(peer);
     dial_end(d, fd, fd < 0 ? strerror(-fd) : "");
 }
 
 static void dial_down(struct peer *peer, int status, const char *message)
 {
-    struct dial *d = peer_user(peer);
-    if (d->rail != CLUSTER_ANY_RAIL && !cluster_refused(status))
-        rail_note(d->cluster, d->to, d->rail, message);
-    /* It let go of the set and we did not hear of it: asked, it says so, and is told to hold it again. */
-    struct wset *ws = status == LEAT_STALE ? pool_find_uuid(d->cluster->pool, d->uuid) : NULL;
+    struct data_dial *d = peer_user(peer);
+    enum rail_event event = status == LEAT_STALE      ? RAIL_ON_STALE
+                            : cluster_refused(status) ? RAIL_ON_REFUSED
+                                                      : RAIL_ON_DOWN;
+    unsigned actions = rail_event(d, d->rail, event, message);
+    struct wset *ws = actions & RAIL_ASK ? pool_find_uuid(d->cluster->pool, d->uuid) : NULL;
     if (ws)
         nodes_resync(d->cluster, ws, d->to, RESYNC_TELL | hold_flag(ws));
     if (d->done)
@@ -760,10 +761,10 @@ static const struct peer_ops dial_ops = {.up = dial_up, .down = dial_down};
 int cluster_dial(struct cluster *c, struct wset *ws, const struct cluster_dial_to *to, cluster_dialed_fn done,
                  void *user)
 {
-    struct dial *d = calloc(1, sizeof(*d));
+    struct data_dial *d = calloc(1, sizeof(*d));
     if (!d)
         return -ENOMEM;
-    *d = (struct dial){.cluster = c, .to = to->node, .rail = to->rail, .done = done, .user = user};
+    *d = (struct data_dial){.cluster = c, .to = to->node, .rail = to->rail, .done = done, .user = user};
     struct peer_config pc = {.address = c->config.nodes[to->node],
                              .answered = c->links[to->node].answered,
                              .rail = to->rail == CLUSTER_ANY_RAIL ? -1 : (int)to->rail,
@@ -879,7 +880,7 @@ void cluster_free(struct cluster *c)
     for (unsigned n = 0; n < c->config.nnodes; n++)
         peer_free(c->links[n].peer);
     list_for_each_safe (node, &c->dials)
-        dial_free(container_of(node, struct dial, node));
+        dial_free(container_of(node, struct data_dial, node));
     nodes_end_pending_installs(c);
     membership_free(c->members);
     free(c->links);

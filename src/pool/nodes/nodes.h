@@ -15,6 +15,7 @@
 #define POOL_NODES_H
 
 #include "base/base.h"
+#include "cluster/rails.h"
 #include "pool/pool.h"
 
 struct cluster;
@@ -50,14 +51,16 @@ struct cluster_dial_to {
     uint32_t uid, gid;
     unsigned version_max; /* that its user speaks */
 };
-/* An authenticated data connection to a node of ws, for a client: done(user, fd or -errno, its version, message) later. */
+/* An authenticated data connection to a node of ws, for a client: done(user, fd or -errno, its version,
+ * message) later. */
 typedef void (*cluster_dialed_fn)(void *user, int fd, unsigned version, const char *message);
 int cluster_dial(struct cluster *cluster, struct wset *ws, const struct cluster_dial_to *to,
                  cluster_dialed_fn done, void *user);
 
 /*
- * Region gid of ws is at `node` from now on, here and wherever the set is known: what has to be there for that is the caller's matter. Readers find it
- * without opening the set again. Nodes that speak version 2 of the protocol do not learn of it. False: it is known. Control loop.
+ * Region gid of ws is at `node` from now on, here and wherever the set is known: what has to be there for
+ * that is the caller's matter. Readers find it without opening the set again. Nodes that speak version 2 of
+ * the protocol do not learn of it. False: it is known. Control loop.
  */
 bool nodes_region_move(struct cluster *cluster, struct wset *ws, uint32_t gid, uint32_t node,
                        uint32_t generation);
@@ -77,7 +80,6 @@ struct cluster_node_view {
 unsigned cluster_nodes(const struct cluster *cluster);
 void cluster_node(const struct cluster *cluster, unsigned n, struct cluster_node_view *ret_view);
 /* Rail k of node n: how its last connection went. `why` of a rail that is down. */
-enum cluster_rail_state { CLUSTER_RAIL_UNTRIED, CLUSTER_RAIL_UP, CLUSTER_RAIL_DOWN };
 enum cluster_rail_state cluster_rail(const struct cluster *cluster, unsigned n, unsigned k,
                                      const char **ret_why);
 

@@ -12,6 +12,7 @@
 #include "pool/nodes/nodes_internal.h"
 
 #include "base/clock.h"
+#include "cluster/installs.h"
 #include "leat/leat.h"
 #include "rpc/conn.h"
 #include "pool/pool_internal.h"
@@ -22,7 +23,6 @@
 #include <sys/mman.h>
 
 #define INDEX_BLOB_MAX   (64 * GIB)
-#define COMPLETE_WAIT_NS (10 * NS_PER_S)
 #define COMPLETE_LOOK_NS (20 * NS_PER_MS)
 
 struct pending_install {
@@ -44,7 +44,7 @@ struct pending_install {
     uint64_t id;
     struct proto_install more;
     struct loop_timer timer;
-    uint64_t until_ns;
+    uint64_t since_ns;
     void *map;
     uint64_t bytes;
 };
@@ -218,13 +218,16 @@ static void install_prepared(void *user, const struct leat_error *err)
     install_end(a);
 }
 
-/* The version before, which the new one shares our regions with: 0, or -EAGAIN while we have not heard of all of it. */
-static int find_replaced(struct pending_install *a, struct wset *old)
+/* The version before, which the new one shares our regions with. When it can be, no other set is made from
+ * it since. */
+static enum install_before find_before(const struct pending_install *a, struct wset *old)
 {
-    struct wset *ws = a->ws;
-    struct leat_error *err = &a->err;
+    const struct wset *ws = a->ws;
+    static const uint8_t none[PROTO_UUID];
+    if (memcmp(a->more.replaces, none, PROTO_UUID) == 0)
+        return INSTALL_FIRST;
     if (!old)
-        return error_set(err, LEAT_STALE, "the version that it follows is not here");
+        return INSTALL_MISSING;
     bool fits = a->more.first_new_address == (uint64_t)old->nregions * old->region_bytes &&
                 ws->region_bytes == old->region_bytes && ws->nregions >= old->nregions &&
                 ws->index.header->nsamples >= old->index.header->nsamples &&
@@ -233,49 +236,78 @@ static int find_replaced(struct pending_install *a, struct wset *old)
     for (uint32_t g = 0; fits && g < old->nregions; g++)
         fits = wset_region_node(ws, g) == wset_region_node(old, g);
     if (!fits)
-        return error_set(err, LEAT_CORRUPT, "it does not fit the version that it follows");
+        return INSTALL_MISFIT;
     if (old->appender && old->appender != ws)
-        return error_set(err, LEAT_BUSY, "'%s' is being appended to already: append when that is done",
-                         ws->name);
+        return INSTALL_APPENDING;
     if (old->peers.nlost)
-        return error_set(err, LEAT_PEER_GONE, "a node that holds part of '%s' is gone there", ws->name);
+        return INSTALL_LOST;
     old->appender = ws;
-    if (wset_complete(old))
-        return 0;
-    if (clock_now_ns() > a->until_ns)
+    return wset_complete(old) ? INSTALL_COMPLETE : INSTALL_INCOMPLETE;
+}
+
+static int refuse_before(enum install_before before, const char *name, struct leat_error *err)
+{
+    switch (before) {
+    case INSTALL_MISSING:
+        return error_set(err, LEAT_STALE, "the version that it follows is not here");
+    case INSTALL_MISFIT:
+        return error_set(err, LEAT_CORRUPT, "it does not fit the version that it follows");
+    case INSTALL_APPENDING:
+        return error_set(err, LEAT_BUSY, "'%s' is being appended to already: append when that is done", name);
+    case INSTALL_LOST:
+        return error_set(err, LEAT_PEER_GONE, "a node that holds part of '%s' is gone there", name);
+    default:
         return error_set(err, LEAT_BUSY, "'%s' is still being loaded there: append when it is complete",
-                         ws->name);
-    return -EAGAIN;
+                         name);
+    }
+}
+
+/* Taken over at once: 0. */
+static int install_host(struct pending_install *a)
+{
+    int rc = pool_host(a->cluster->pool, a->ws, 0, &a->err);
+    if (rc == 0)
+        nodes_set_taken(a->cluster, a->ws, SET_ON_TAKEN);
+    return rc;
 }
 
 static void install_go(struct pending_install *a)
 {
     struct cluster *c = a->cluster;
-    struct wset *ws = a->ws;
-    static const uint8_t none[PROTO_UUID];
-    struct wset *old = NULL;
-    int rc = a->session && !atomic_load(&c->pool->stopping)
-                 ? 0
-                 : error_set(&a->err, -ECANCELED, "the node that asked is gone");
-    if (rc == 0 && pool_find_uuid(c->pool, ws->uuid))
-        rc = error_set(&a->err, LEAT_INVALID, "the set is installed here already");
-    if (rc == 0)
-        rc = pool_sets_check(c->pool, ws->owner_uid, &a->err);
-    if (rc == 0 && memcmp(a->more.replaces, none, PROTO_UUID) != 0) {
-        old = pool_find_uuid(c->pool, a->more.replaces);
-        rc = find_replaced(a, old);
-        if (rc == -EAGAIN) { /* READYs of other nodes are on their way */
-            loop_timer_set(c->loop, &a->timer, clock_now_ns() + COMPLETE_LOOK_NS);
-            return;
-        }
+    struct wset *ws = a->ws, *old = pool_find_uuid(c->pool, a->more.replaces), *named;
+    struct install i = {.gone = !a->session || atomic_load(&c->pool->stopping),
+                        .known = pool_find_uuid(c->pool, ws->uuid) != NULL,
+                        .prepare = a->more.flags & INSTALL_PREPARE,
+                        .since_ns = a->since_ns};
+    i.over_limit = !i.gone && !i.known && pool_sets_check(c->pool, ws->owner_uid, &a->err) < 0;
+    if (!i.gone && !i.known && !i.over_limit) {
+        i.before = find_before(a, old);
+        named = ws->name[0] ? pool_find_own_name(c->pool, ws->name, ws->owner_uid) : NULL;
+        i.named = named && named != old;
     }
-    struct wset *named = ws->name[0] ? pool_find_own_name(c->pool, ws->name, ws->owner_uid) : NULL;
-    if (rc == 0 && named && named != old)
+    int rc = 0;
+    switch (install_step(&i, clock_now_ns())) {
+    case INSTALL_WAIT:
+        loop_timer_set(c->loop, &a->timer, clock_now_ns() + COMPLETE_LOOK_NS);
+        return;
+    case INSTALL_REFUSE_GONE:
+        rc = error_set(&a->err, -ECANCELED, "the node that asked is gone");
+        break;
+    case INSTALL_REFUSE_KNOWN:
+        rc = error_set(&a->err, LEAT_INVALID, "the set is installed here already");
+        break;
+    case INSTALL_REFUSE_LIMIT:
+        rc = a->err.code;
+        break;
+    case INSTALL_REFUSE_BEFORE:
+        rc = refuse_before(i.before, ws->name, &a->err);
+        break;
+    case INSTALL_REFUSE_NAMED:
         rc = error_set(&a->err, LEAT_INVALID, "there is another working set '%s' here: drop it first",
                        ws->name);
-    if (rc == 0)
+        break;
+    case INSTALL_DO_PREPARE:
         nodes_holder(ws, a->session);
-    if (rc == 0 && (a->more.flags & INSTALL_PREPARE)) {
         ws->replaces = old ? wset_ref(old) : NULL;
         ws->first_new_address = old ? a->more.first_new_address : 0;
         ws->peers.placer = a->session->node;
@@ -283,15 +315,17 @@ static void install_go(struct pending_install *a)
         if (rc == 0)
             return;
         error_set(&a->err, rc, "out of memory");
-    } else {
-        if (rc == 0 && (rc = pool_host(c->pool, ws, 0, &a->err)) == 0)
-            nodes_set_taken(c, ws, SET_ON_TAKEN);
-        if (rc < 0) {
-            struct wset *held = pool_find_uuid(c->pool, a->more.replaces);
-            if (held && held->appender == ws)
-                held->appender = NULL;
-            wset_unref(ws);
-        }
+        install_end(a);
+        return; /* it has released ws */
+    case INSTALL_DO_HOST:
+        nodes_holder(ws, a->session);
+        rc = install_host(a);
+        break;
+    }
+    if (rc < 0) {
+        if (old && old->appender == ws)
+            old->appender = NULL;
+        wset_unref(ws);
     }
     a->err.code = rc;
     install_end(a);
@@ -334,7 +368,7 @@ static void install_validated(struct work *work)
         return;
     }
     a->timer.fire = install_again;
-    a->until_ns = clock_now_ns() + COMPLETE_WAIT_NS;
+    a->since_ns = clock_now_ns();
     install_go(a);
 }
 
