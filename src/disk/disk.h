@@ -2,7 +2,7 @@
 /*
  * disk.h: large reads from files straight into pool memory. One engine belongs to one thread. Implementations
  * stand beside each other as equals: uring/ (io_uring, registered buffers), worker/ (pread in a small thread
- * pool, where containers refuse io_uring), mem/ (tests), fault/ (errors, short reads and delays, stacked on another).
+ * pool, where containers refuse io_uring); tests stack testing_fault.h on one of them.
  *
  *   submit ──▶ in flight (at most `depth`) ──▶ reap: done(req, result), exactly once each, never inside submit
  *
@@ -68,25 +68,6 @@ struct disk_engine {
 int disk_uring_new(unsigned depth, struct disk_engine **ret_engine);
 /* depth threads, each a blocking pread at a time; depth 1 makes reads in the caller's thread at reap(). */
 int disk_worker_new(unsigned depth, struct disk_engine **ret_engine);
-/* Files are the caller's memory: fd is an index into the table. */
-struct disk_mem_file {
-    const void *data;
-    uint64_t bytes;
-};
-int disk_mem_new(const struct disk_mem_file *files, unsigned n, struct disk_engine **ret_engine);
-/* Stacks faults on `lower`, which it then owns (not on failure): each rule fires on the Nth request (1 = first, 0 = never). */
-struct disk_fault_rules {
-    uint64_t fail_nth;
-    int fail_code;       /* -EIO, -ENOSPC, ... */
-    uint64_t fail_every; /* and on every multiple of this, 0 = no */
-    uint64_t other_nth;  /* fails as well, with other_code */
-    int other_code;
-    uint64_t short_nth; /* a result of half the bytes, as if the file had been truncated */
-    uint64_t delay_ns;  /* each request */
-};
-int disk_fault_new(struct disk_engine *lower, const struct disk_fault_rules *rules,
-                   struct disk_engine **ret_engine);
-
 /* "uring", "worker" or "auto" (uring where allowed). LEAT_DISK overrides "auto". Logs what was chosen once. */
 int disk_engine_new(const char *kind, unsigned depth, struct disk_engine **ret_engine);
 void disk_engine_free(struct disk_engine *e); /* NULL is fine */

@@ -10,6 +10,7 @@
 #include "disk/direct.h"
 #include "disk/disk.h"
 #include "disk/engine.h"
+#include "disk/testing_fault.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -21,7 +22,7 @@
 #define DEPTH      4
 #define GUARD      0xA5
 
-enum kind { URING, WORKER1, WORKER4, MEM, FAULT_OVER_WORKER, FAULT_OVER_URING };
+enum kind { URING, WORKER1, WORKER4, FAULT_OVER_WORKER, FAULT_OVER_URING };
 
 static uint8_t *content;
 static int file_fd;    /* content, buffered */
@@ -47,7 +48,6 @@ static int scratch_file(void)
 
 static int engine_make(enum kind kind, const struct disk_fault_rules *rules, struct disk_engine **ret)
 {
-    struct disk_mem_file file = {content, FILE_BYTES};
     struct disk_engine *lower = NULL;
     int r;
     switch (kind) {
@@ -57,8 +57,6 @@ static int engine_make(enum kind kind, const struct disk_fault_rules *rules, str
         return disk_worker_new(1, ret);
     case WORKER4:
         return disk_worker_new(4, ret);
-    case MEM:
-        return disk_mem_new(&file, 1, ret);
     case FAULT_OVER_URING:
         r = disk_uring_new(DEPTH, &lower);
         break;
@@ -104,7 +102,7 @@ static int setup_with(void **state, const struct disk_fault_rules *rules)
     struct fixture *f = calloc(1, sizeof(*f));
     assert_non_null(f);
     f->kind = kind;
-    f->fd = kind == MEM ? 0 : file_fd;
+    f->fd = file_fd;
     int r = engine_make(kind, rules, &f->e);
     if (r < 0 && (kind == URING || kind == FAULT_OVER_URING))
         print_message("# skipped: io_uring is refused here: %s\n", strerror(-r));
@@ -257,7 +255,7 @@ static void test_errors_are_results(void **state)
 {
     FIXTURE(state);
     struct probe_read bad, good;
-    read_init(&bad, f->kind == MEM ? 7 : 1 << 20, 0, 100);
+    read_init(&bad, 1 << 20, 0, 100);
     read_init(&good, f->fd, 5, 100);
     submit_one(f->e, &bad);
     submit_one(f->e, &good);
@@ -327,7 +325,7 @@ static void test_done_submits_again(void **state)
 static void test_direct(void **state)
 {
     FIXTURE(state);
-    if (direct_fd < 0 || f->kind == MEM)
+    if (direct_fd < 0)
         skip();
     uint64_t bytes = align_up(FILE_BYTES, 4096) + 4096;
     uint8_t *buf = aligned_alloc(4096, bytes);
@@ -457,7 +455,7 @@ static void test_free_in_flight(void **state)
     free(p);
 }
 
-/* Rules of fault/. */
+/* Rules of testing_fault.h. */
 static unsigned pattern(struct disk_engine *e, int fd, unsigned n, int64_t *ret_results)
 {
     struct probe_read p[16];
@@ -620,7 +618,7 @@ static void test_choice(void **state)
     disk_engine_free(NULL);
 }
 
-static const enum kind kinds[] = {URING, WORKER1, WORKER4, MEM, FAULT_OVER_WORKER, FAULT_OVER_URING};
+static const enum kind kinds[] = {URING, WORKER1, WORKER4, FAULT_OVER_WORKER, FAULT_OVER_URING};
 #define EACH(test, kind, name)                                                                               \
     {                                                                                                        \
         "disk " name ": " #test, test, setup, teardown, (void *)&kinds[kind]                                 \
@@ -638,7 +636,6 @@ int main(void)
         ALL(URING, "uring"),
         ALL(WORKER1, "worker(1)"),
         ALL(WORKER4, "worker(4)"),
-        ALL(MEM, "mem"),
         ALL(FAULT_OVER_WORKER, "fault/worker"),
         ALL(FAULT_OVER_URING, "fault/uring"),
         {"fault rules over worker", test_fault_rules, NULL, NULL, (void *)&kinds[FAULT_OVER_WORKER]},

@@ -2,8 +2,8 @@
 /*
  * net.h: reads of remote registered memory, behind one table. shm/ maps the region and gathers; tcp/ asks the
  * daemon that owns it; ucx/ reads by RDMA, over several rails and into a device's memory too, for which views are
- * registered once (mem_register); paths/ spreads ops over several connections, sim/ is a network in virtual time,
- * and fault/ stacks failures on another transport. What ranks push goes another way (rpc/conn.h, server.c).
+ * registered once (mem_register); paths/ spreads ops over several connections. testing.h has two more, for tests.
+ * What ranks push goes another way (rpc/conn.h, server.c).
  *
  *   submit(op) ──▶ in flight ──▶ poll: NET_DONE (bytes are there and checksummed, or a status)
  *                                 └──▶ NET_QUIESCED (nothing will touch the destinations any more)
@@ -99,7 +99,7 @@ struct net_ops {
     /* 0, or -errno and then the op was not taken. */
     int (*submit)(struct net_endpoint *endpoint, struct net_op *op);
     /* Progresses everything; fills up to `max` events. timeout_ms as in poll(2). Returns how many, or -errno; 0 at once when
-     * nothing is in flight. sim: the timeout is virtual time; fault: may return 0 early. */
+     * nothing is in flight. May return 0 early. */
     int (*poll)(struct net_ctx *ctx, struct net_event *events, unsigned max, int timeout_ms);
     /* For a loop_source: a descriptor that turns readable on progress to make, or -1. */
     int (*event_fd)(struct net_ctx *ctx);
@@ -135,34 +135,5 @@ struct net_path_info {
 int net_shm_new(struct net_ctx **ret_ctx);
 int net_tcp_new(struct net_ctx **ret_ctx);
 void net_free(struct net_ctx *ctx);
-
-/* Virtual time, from a seed: each node has a latency, a rate and a queue; nodes can freeze, die, or answer late. */
-struct net_sim_node {
-    const uint8_t *memory; /* the node's regions, one after another */
-    uint64_t region_bytes;
-    uint32_t nregions;
-    uint64_t latency_ns, bytes_per_s;
-    uint64_t freeze_at_ns, thaw_at_ns, die_at_ns; /* virtual; 0 = never */
-};
-struct net_sim_config {
-    uint64_t seed;
-    const struct net_sim_node *nodes;
-    unsigned nnodes;
-    /* Incast: what overruns the queue costs a retry timeout. */
-    uint64_t receiver_bytes_per_s, receiver_queue_bytes;
-    uint64_t retry_ns;
-};
-int net_sim_new(const struct net_sim_config *config, struct net_ctx **ret_ctx);
-uint64_t net_sim_now_ns(struct net_ctx *ctx);
-
-/* Stacked on another context, which it then owns. Nth counts ops from 1; 0 = never. */
-struct net_fault_rules {
-    uint64_t fail_nth;
-    int fail_code;
-    uint64_t corrupt_nth; /* one byte of the payload is flipped after the checksum of the sender */
-    uint64_t late_nth;    /* DONE with -ETIMEDOUT, and its bytes land late_polls polls later, then QUIESCED */
-    unsigned late_polls;
-};
-int net_fault_new(struct net_ctx *lower, const struct net_fault_rules *rules, struct net_ctx **ret_ctx);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "rpc/auth.h"
 #include "rpc/conn.h"
-#include "net/net.h"
+#include "net/testing.h"
 
 #include "failalloc.h"
 

@@ -13,6 +13,7 @@
 #include "net/net.h"
 #include "net/paths.h"
 #include "net/rdma.h"
+#include "net/testing.h"
 
 #include <cmocka.h>
 

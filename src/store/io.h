@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * io.h: how the store touches files: the real system calls (real.c), or ones that record and fail (fault/). Each returns -errno where the
+ * io.h: how the store touches files: the real system calls (real.c), or ones that record and fail (testing_io.c). Each returns -errno where the
  * system call would set errno. Any thread.
  */
 #ifndef STORE_IO_H

@@ -13,7 +13,7 @@
 
 #include "base/rng.h"
 #include "base/testing.h"
-#include "store/fault/fault.h"
+#include "store/testing_io.h"
 #include "store/internal.h"
 #include "store/testing.h"
 

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "base/testing.h"
-#include "store/fault/fault.h"
+#include "store/testing_io.h"
 #include "store/internal.h"
 #include "store/testing.h"
 

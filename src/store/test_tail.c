@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "store/fault/fault.h"
+#include "store/testing_io.h"
 #include "store/internal.h"
 #include "store/testing.h"
 

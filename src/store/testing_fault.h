@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#include "store/fault/fault.h"
+#include "store/testing_io.h"
 #include "store/internal.h"
 #include "store/testing.h"
 

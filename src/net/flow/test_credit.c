@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "leat/error.h"
 #include "net/flow/credit.h"
-#include "net/net.h"
+#include "net/testing.h"
 
 static bool take(struct credit *c, uint64_t bytes, uint64_t now_ns)
 {
@@ -630,7 +630,7 @@ static void test_race(void **state)
     credit_table_unmap(t);
 }
 
-/* --- against sim/ ---------------------------------------------------------------------------------------------------- */
+/* --- against testing_sim.c ----------------------------------------------------------------------------------------- */
 
 #define NODES  8u
 #define READS  2048u

@@ -10,7 +10,7 @@
 
 #include "http/client/testing.h"
 #include "objects/tier/tier.h"
-#include "store/fault/fault.h"
+#include "store/testing_io.h"
 
 #define WORLD_BIG (5 * MIB + 77)
 

@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/testing.h"
 #include "base/budget.h"
-#include "disk/disk.h"
+#include "disk/testing_fault.h"
 #include "failalloc.h"
 #include "pool/fill/fill.h"
 #include "pool/region/region.h"

@@ -5,7 +5,7 @@
 
 #include "base/base.h"
 #include "dataset/index.h"
-#include "disk/disk.h"
+#include "disk/testing_fault.h"
 
 struct fill;
 struct fill_config;

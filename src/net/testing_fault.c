@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault.c: failures stacked on another transport: the Nth op fails, arrives damaged, or times out and lands
+ * testing_fault.c: failures stacked on another transport: the Nth op fails, arrives damaged, or times out and lands
  * late.
  *
  * Ops that no rule names go to the lower context as they are. A late one is read into a buffer of ours by a
@@ -8,6 +8,8 @@
  * do the bytes go where they were meant to, then QUIESCED comes. poll() may return 0 early while a late op
  * counts its polls.
  */
+#include "net/testing.h"
+
 #include "base/crc32c.h"
 #include "net/events.h"
 

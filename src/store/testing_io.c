@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault.c: recorded and failing file operations, and the disk after a power cut.
+ * testing_io.c: recorded and failing file operations, and the disk after a power cut.
  *
  * A file is a number here, its name an entry in a table; the recorder keeps the table as it is now, replay builds one of its own
  * out of those events that the cut left.
  */
-#include "store/fault/fault.h"
+#include "store/testing_io.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -275,7 +275,7 @@ static void wait_where_held(struct store_fault *f, uint32_t file)
     if (is)
         f->hold = HOLDS;
     while (is && f->hold == HOLDS)
-        pthread_cond_wait(&f->held, &f->lock);
+        pthread_cond_wait(&f->held, &f->lock); /* waits: for store_fault_release */
     pthread_mutex_unlock(&f->lock);
 }
 

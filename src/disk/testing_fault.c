@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault.c: errors, short reads and delays in front of another engine.
+ * testing_fault.c: errors, short reads and delays in front of another engine.
  *
  * Happy path: each request gets a shadow, which goes to the lower engine with a done() of ours; when that comes the
  * shadow moves to `held`, in the order of when it is due, and reap() calls the real done() once that time has come. A request
@@ -13,6 +13,8 @@
  * 2. A shadow is in the lower engine or in `held`; it is freed just before the real done().
  * 3. The epoll descriptor is readable when the lower engine's is, or the timer that is set to the first of `held`.
  */
+#include "disk/testing_fault.h"
+
 #include "base/clock.h"
 #include "base/list.h"
 #include "disk/engine.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sim.c: a network in virtual time, the same for the same seed and calls: what decides about scheduling,
+ * testing_sim.c: a network in virtual time, the same for the same seed and calls: what decides about scheduling,
  * deadlines and quarantine is tested on it in microseconds.
  *
  *   submit ─latency─▶ node: segments leave one after another at its rate ─latency─▶ receiver's queue ─▶ destination
@@ -14,6 +14,8 @@
  * too) allows; with timeout 0 by one event. Invariant: every segment on its way has exactly one entry in the
  * heap, paid for at submit, so that nothing can fail later.
  */
+#include "net/testing.h"
+
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "net/events.h"

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault.h: the store's files, really there in a folder, with each call recorded; calls that fail on demand; and what a power cut would have
+ * testing_io.h: the store's files, really there in a folder, with each call recorded; calls that fail on demand; and what a power cut would have
  * left of it all. For tests. Any thread.
  *
  * What a cut leaves: a write counts when its file was flushed after it, a name when its folder was; of what was not, any subset may have
  * reached the disk, in pages of 4 KiB. A rename is one step. That is what POSIX allows, and more than file systems do.
  */
-#ifndef STORE_FAULT_FAULT_H
-#define STORE_FAULT_FAULT_H
+#ifndef STORE_TESTING_IO_H
+#define STORE_TESTING_IO_H
 
 #include "store/io.h"
 
