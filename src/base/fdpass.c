@@ -13,6 +13,7 @@
  */
 #include "base/fdpass.h"
 
+#include "base/array.h"
 #include "base/list.h"
 
 #include <fcntl.h>
@@ -106,16 +107,10 @@ static struct backlog *backlog_get(uint32_t uid)
 
 static bool backlog_push(struct backlog *b, int fd)
 {
-    if (b->n == b->cap) {
-        size_t cap = MAX(b->cap * 2, (size_t)64);
-        int *fds = realloc(b->fds, cap * sizeof(*fds));
-        if (!fds) {
-            if (b->n == 0)
-                backlog_free(b);
-            return false;
-        }
-        b->fds = fds;
-        b->cap = cap;
+    if (array_reserve(&b->fds, &b->cap, b->n + 1) < 0) {
+        if (b->n == 0)
+            backlog_free(b);
+        return false;
     }
     b->fds[b->n++] = fd;
     closer.n++;

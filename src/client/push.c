@@ -9,6 +9,7 @@
  * unreadable until they are pushed again (a sample turns resident only when the daemon has checksummed all of its
  * fields). Invariants: pushed bytes are sent from the caller's memory, never copied here; a WRITE never crosses nodes.
  */
+#include "base/array.h"
 #include "client/client.h"
 
 #include <fcntl.h>
@@ -217,19 +218,11 @@ static int push_add(struct push *p, uint64_t address, uint64_t bytes, const uint
         uint64_t whole = MIN(bytes, region_bytes - offset), piece = MIN(whole, 1 * GIB);
         if (gid >= p->ws->info.nregions)
             return LEAT_CORRUPT;
-        if (p->n == p->cap) {
-            uint32_t cap = p->cap ? p->cap * 2 : 64;
-            /* What did not fail is kept longer than cap says, which does no harm. */
-            void *r = realloc(p->ranges, cap * sizeof(*p->ranges));
-            p->ranges = r ? r : p->ranges;
-            void *v = realloc(p->iov, cap * sizeof(*p->iov));
-            p->iov = v ? v : p->iov;
-            void *d = realloc(p->node, cap * sizeof(*p->node));
-            p->node = d ? d : p->node;
-            if (!r || !v || !d)
-                return -ENOMEM;
-            p->cap = cap;
-        }
+        /* What did not fail is kept longer than cap says, which does no harm. */
+        uint32_t ranges = p->cap, iov = p->cap;
+        if (array_reserve(&p->ranges, &ranges, p->n + 1) < 0 || array_reserve(&p->iov, &iov, p->n + 1) < 0 ||
+            array_reserve(&p->node, &p->cap, p->n + 1) < 0)
+            return -ENOMEM;
         p->ranges[p->n] =
             (struct proto_range){.gid = (uint32_t)gid, .bytes = (uint32_t)piece, .offset = offset};
         p->iov[p->n] = (struct iovec){(void *)(uintptr_t)at, piece};

@@ -4,6 +4,7 @@
  * staging or leases. Everything a client gets it is charged for (handles, pendings, fetches: CLIENT_*_MAX), and loses with its
  * connection. Bodies are hostile: each is parsed whole before anything is done; a bad one closes the connection.
  */
+#include "base/array.h"
 #include "daemon/server_internal.h"
 
 #include "base/clock.h"
@@ -50,14 +51,8 @@ static int handle_add(struct client *c, struct wset *ws, uint64_t *ret_id, struc
 {
     if (c->nhandles == CLIENT_HANDLES_MAX)
         return error_set(err, LEAT_BUSY, "this process has %u working sets open: close some", c->nhandles);
-    if (c->nhandles == c->handles_cap) {
-        unsigned cap = c->handles_cap ? c->handles_cap * 2 : 8;
-        struct handle *more = realloc(c->handles, cap * sizeof(*more));
-        if (!more)
-            return error_set(err, -ENOMEM, "out of memory");
-        c->handles = more;
-        c->handles_cap = cap;
-    }
+    if (array_reserve(&c->handles, &c->handles_cap, c->nhandles + 1) < 0)
+        return error_set(err, -ENOMEM, "out of memory");
     *ret_id = c->next_id++;
     c->handles[c->nhandles++] = (struct handle){*ret_id, ws};
     pool_lease(ws);
@@ -615,13 +610,8 @@ static int resident_runs(const struct wset *ws, uint64_t address, uint64_t bytes
         } else {
             if (m->nruns == FETCH_RUNS_MAX)
                 return LEAT_NO_SPACE;
-            if (m->nruns == *cap) {
-                *cap = *cap ? *cap * 2 : 16;
-                struct proto_run *more = realloc(m->runs, *cap * sizeof(*more));
-                if (!more)
-                    return -ENOMEM;
-                m->runs = more;
-            }
+            if (array_reserve(&m->runs, cap, m->nruns + 1) < 0)
+                return -ENOMEM;
             m->runs[m->nruns++] = (struct proto_run){.address = address,
                                                      .bytes = n,
                                                      .gid = (uint32_t)(address / ws->region_bytes),

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <strings.h>
 
+#include "base/fdio.h"
 #include "dataset/scan.h"
 
 #define ROWS       "#rows="
@@ -50,7 +51,7 @@ static bool is_hdf5(const char *head, size_t len, int fd)
         char magic[8] = {0};
         if (at + sizeof(magic) <= len)
             memcpy(magic, head + at, sizeof(magic));
-        else if (fd < 0 || scan_pread(fd, magic, sizeof(magic), at) != (int64_t)sizeof(magic))
+        else if (fd < 0 || fd_read_at(fd, magic, sizeof(magic), at) != (int64_t)sizeof(magic))
             continue;
         if (!memcmp(magic, HDF5_MAGIC, 8))
             return true;

@@ -30,6 +30,7 @@
 #include <time.h>
 #include <xxhash.h>
 
+#include "base/fdio.h"
 #include "base/log.h"
 #include "dataset/index_internal.h"
 #include "dataset/scan.h"
@@ -391,14 +392,14 @@ static bool foreign_sound(const void *head, uint64_t bytes)
 static int copy_foreign(int from, const struct stat *st)
 {
     struct index_header h;
-    if (scan_pread(from, &h, sizeof(h), 0) != (int64_t)sizeof(h) || !foreign_sound(&h, (uint64_t)st->st_size))
+    if (fd_read_at(from, &h, sizeof(h), 0) != (int64_t)sizeof(h) || !foreign_sound(&h, (uint64_t)st->st_size))
         return LEAT_CORRUPT;
     AUTO_CLOSE int fd = memfd_create("leat-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     AUTO_FREE char *buf = malloc(COPY_PIECE);
     if (fd < 0 || !buf)
         return -ENOMEM;
     for (uint64_t at = 0; at < h.total_bytes;) {
-        int64_t n = scan_pread(from, buf, MIN(COPY_PIECE, h.total_bytes - at), at);
+        int64_t n = fd_read_at(from, buf, MIN(COPY_PIECE, h.total_bytes - at), at);
         if (n <= 0 || pwrite(fd, buf, (size_t)n, (off_t)at) != (ssize_t)n)
             return -EIO;
         at += (uint64_t)n;

@@ -13,6 +13,7 @@
 #include <libdeflate.h>
 #include <stdio.h>
 
+#include "base/fdio.h"
 #include "base/ledger.h"
 #include "dataset/index_internal.h"
 #include "dataset/scan.h"
@@ -214,7 +215,7 @@ static int decode_chunk(const struct index *ix, const struct index_chunk *chunk,
         rc = scratch_grow(&scratch->decoded, &scratch->decoded_cap, room);
     if (rc < 0)
         return rc;
-    int64_t n = scan_pread(fd, scratch->stored, chunk->source_bytes, chunk->source_offset);
+    int64_t n = fd_read_at(fd, scratch->stored, chunk->source_bytes, chunk->source_offset);
     if (n < 0)
         return error_sys(err, (int)n, "the chunk at offset %llu cannot be read",
                          (unsigned long long)chunk->source_offset);

@@ -21,6 +21,7 @@
 #include <xxhash.h>
 
 #include "base/crc32c.h"
+#include "base/fdio.h"
 #include "dataset/index_internal.h"
 #include "wire/address.h"
 
@@ -257,12 +258,12 @@ int index_body_hash(int fd, uint64_t total_bytes, uint64_t *ret_hash)
     if (rc == 0)
         XXH3_64bits_reset(hash);
     for (uint64_t at = sizeof(struct index_header); rc == 0 && at < total_bytes;) {
-        ssize_t n = pread(fd, buf, MIN(HASH_PIECE, total_bytes - at), (off_t)at);
+        int64_t n = fd_read_at(fd, buf, MIN(HASH_PIECE, total_bytes - at), at);
         if (n > 0)
             XXH3_64bits_update(hash, buf, (size_t)n);
-        else if (n == 0 || errno != EINTR)
-            rc = n == 0 ? LEAT_CORRUPT : -errno;
-        at += (uint64_t)MAX(n, (ssize_t)0);
+        else
+            rc = n == 0 ? LEAT_CORRUPT : (int)n;
+        at += n > 0 ? (uint64_t)n : 0;
     }
     if (rc == 0)
         *ret_hash = XXH3_64bits_digest(hash);

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
+#include "base/array.h"
 #include "dataset/builder_internal.h"
 
 /* Room for n more rows, zeroed; NULL (and failed) when memory is short. */
@@ -17,15 +18,9 @@ static void *table_add(struct index_builder *b, struct table *t, uint64_t n, siz
     if (b->failed || n == 0)
         return NULL;
     if (t->cap - t->len < n) {
-        uint64_t cap = MAX(t->cap * 2, t->len + n), bytes;
-        cap = MAX(cap, 64ull);
-        char *data = mul_overflows(cap, row, &bytes) ? NULL : realloc(t->data, bytes);
-        if (!data) {
-            b->failed = -ENOMEM;
+        b->failed = array_grow(&t->data, &t->cap, t->len + n, UINT64_MAX, row);
+        if (b->failed)
             return NULL;
-        }
-        t->data = data;
-        t->cap = cap;
     }
     void *p = t->data + t->len * row;
     memset(p, 0, n * row);

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <xxhash.h>
 
+#include "base/fdio.h"
 #include "dataset/builder_internal.h"
 
 #define WRITER_BUFFER (1u << 20)
@@ -29,16 +30,10 @@ struct writer {
 
 static void writer_flush(struct writer *w)
 {
-    size_t done = 0;
     if (w->hash)
         XXH3_64bits_update(w->hash, w->buffer, w->used);
-    while (!w->failed && done < w->used) {
-        ssize_t n = pwrite(w->fd, w->buffer + done, w->used - done, (off_t)(w->offset + done));
-        if (n < 0 && errno != EINTR)
-            w->failed = -errno;
-        else if (n > 0)
-            done += (size_t)n;
-    }
+    if (!w->failed)
+        w->failed = fd_write_at(w->fd, w->buffer, w->used, w->offset);
     w->offset += w->used;
     w->used = 0;
 }

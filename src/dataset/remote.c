@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <xxhash.h>
 
+#include "base/array.h"
 #include "dataset/scan.h"
 
 #define LEARN_LEAST 3u    /* so many objects are worth a list */
@@ -53,14 +54,8 @@ static uint64_t object_slot(const struct scan_objects *o, const char *uri)
 
 static int objects_grow(struct scan_objects *o)
 {
-    if (o->n == o->cap) {
-        uint64_t cap = MAX(o->cap * 2, 16ull);
-        struct scan_object *items = realloc(o->items, cap * sizeof(*items));
-        if (!items)
-            return -ENOMEM;
-        o->items = items;
-        o->cap = cap;
-    }
+    if (array_reserve(&o->items, &o->cap, o->n + 1) < 0)
+        return -ENOMEM;
     if (o->n * 2 < o->nslots)
         return 0;
     uint64_t n = MAX(o->nslots * 2, 64ull);
@@ -256,9 +251,9 @@ struct prefix {
 static int prefix_keep(struct prefix *p, const struct dataset_object *o)
 {
     size_t name = strlen(o->name) + 1, etag = strlen(o->etag) + 1;
-    int rc = scan_grow(&p->pending, &p->cap, p->n + 1, sizeof(*p->pending));
+    int rc = array_reserve(&p->pending, &p->cap, p->n + 1);
     if (rc == 0)
-        rc = scan_grow(&p->text, &p->text_cap, p->text_len + name + etag, 1);
+        rc = array_reserve(&p->text, &p->text_cap, p->text_len + name + etag);
     if (rc < 0)
         return rc;
     memcpy(p->text + p->text_len, o->name, name);

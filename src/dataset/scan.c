@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "base/fdio.h"
 #include "wire/archive/tar.h"
 
 #define TICK_SAMPLES  4096
@@ -140,7 +141,7 @@ int64_t scan_file_pread(struct scan_file *f, void *buf, uint64_t bytes, uint64_t
                         struct leat_error *err)
 {
     if (f->fd >= 0) {
-        int64_t n = scan_pread(f->fd, buf, bytes, offset);
+        int64_t n = fd_read_at(f->fd, buf, bytes, offset);
         return n < 0 ? error_sys(err, (int)n, "it cannot be read") : n;
     }
     uint64_t size = (uint64_t)f->st.st_size;
@@ -201,23 +202,6 @@ int scan_tick(struct scan *scan, uint64_t bytes, struct leat_error *err)
     return scan_poll(scan, err);
 }
 
-int64_t scan_pread(int fd, void *buf, size_t bytes, uint64_t offset)
-{
-    size_t done = 0;
-    if (offset > INT64_MAX)
-        return 0;
-    while (done < bytes) {
-        ssize_t n = pread(fd, (char *)buf + done, bytes - done, (off_t)(offset + done));
-        if (n == 0)
-            break;
-        if (n > 0)
-            done += (size_t)n;
-        else if (errno != EINTR)
-            return -errno;
-    }
-    return (int64_t)done;
-}
-
 /* Of an address, what no root may be shorter than: "s3://bucket". */
 static size_t least_root(const char *path)
 {
@@ -225,19 +209,6 @@ static size_t least_root(const char *path)
         return 0;
     const char *host = strstr(path, "//") + 2;
     return (size_t)(host - path) + strcspn(host, "/");
-}
-
-int scan_grow(void *array, uint64_t *cap, uint64_t want, size_t row)
-{
-    if (want <= *cap)
-        return 0;
-    uint64_t least = MAX(want, 64ull), n = MAX(*cap * 2, least);
-    void *p = realloc(*(void **)array, n * row);
-    if (!p)
-        return -ENOMEM;
-    *(void **)array = p;
-    *cap = n;
-    return 0;
 }
 
 char *scan_common_root(char *const *paths, unsigned n)

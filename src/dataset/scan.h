@@ -72,11 +72,6 @@ int scan_error(int rc, const char *path, struct leat_error *err);
 #define SCAN_TICK_NS 10000000
 void scan_wait_tick(void); /* all of one, whatever signals come */
 int scan_stat_folder(int fd, struct stat *ret_st);
-/* Reads all of [offset, +bytes); fewer only at the end of the file. Bytes read, or -errno. */
-int64_t scan_pread(int fd, void *buf, size_t bytes, uint64_t offset);
-
-/* Room for `want` rows of `row` bytes in *(T **)array, of which *cap fit now: at least doubled. 0 or -ENOMEM, the array as it was. */
-int scan_grow(void *array, uint64_t *cap, uint64_t want, size_t row);
 
 /* Printable form of outside bytes: what is not printable UTF-8 as \xNN, cut with "..." when long. */
 void scan_escape(const char *s, char *out, size_t cap);

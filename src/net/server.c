@@ -19,6 +19,7 @@
  *    once net_server_free has joined them, nobody does.
  * 2. unref() comes once for each net_server_add that succeeded, on the data thread.
  */
+#include "base/array.h"
 #include "rpc/conn.h"
 
 #include "base/clock.h"
@@ -139,16 +140,7 @@ static int iov_reserve(struct data_conn *c, size_t n)
         c->iov_head = 0;
         c->iov_tail = used;
     }
-    if (n <= c->iov_cap - used)
-        return 0;
-    size_t cap = MAX(c->iov_cap * 2, (size_t)64);
-    cap = MAX(cap, used + n);
-    struct iovec *iov = realloc(c->iov, cap * sizeof(*iov));
-    if (!iov)
-        return -ENOMEM;
-    c->iov = iov;
-    c->iov_cap = cap;
-    return 0;
+    return array_reserve(&c->iov, &c->iov_cap, used + n);
 }
 
 /*

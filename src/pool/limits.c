@@ -2,6 +2,8 @@
 /* A user is in the table as long as they have something: it is no longer than there are connections. */
 #include "pool/limits.h"
 
+#include "base/array.h"
+
 struct quota_user {
     uint32_t uid;
     uint64_t has[SHARES];
@@ -53,14 +55,8 @@ static struct quota_user *user_get(struct quota *s, uint32_t uid)
     struct quota_user *user = user_find(s, uid);
     if (user)
         return user;
-    if (s->n == s->cap) {
-        unsigned cap = s->cap ? s->cap * 2 : 8;
-        struct quota_user *more = realloc(s->users, cap * sizeof(*more));
-        if (!more)
-            return NULL;
-        s->users = more;
-        s->cap = cap;
-    }
+    if (array_reserve(&s->users, &s->cap, s->n + 1) < 0)
+        return NULL;
     s->users[s->n] = (struct quota_user){.uid = uid};
     return &s->users[s->n++];
 }

@@ -10,6 +10,7 @@
  * trailer, or with one that cannot be read, go to damaged/.
  * Invariants: what was acknowledged has its record on the disk, or its file.
  */
+#include "base/array.h"
 #include "store/internal.h"
 
 #include <dirent.h>
@@ -27,14 +28,8 @@ struct numbers {
 
 static int numbers_add(struct numbers *l, uint64_t v)
 {
-    if (l->n == l->cap) {
-        size_t cap = l->cap * 2 + 64;
-        uint64_t *values = realloc(l->values, cap * sizeof(*values));
-        if (!values)
-            return -ENOMEM;
-        l->values = values;
-        l->cap = cap;
-    }
+    if (array_reserve(&l->values, &l->cap, l->n + 1) < 0)
+        return -ENOMEM;
     l->values[l->n++] = v;
     return 0;
 }

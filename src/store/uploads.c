@@ -9,6 +9,7 @@
  */
 #include "store/uploads.h"
 
+#include "base/array.h"
 #include "base/log.h"
 
 void store_upload_key(uint32_t bucket_id, const uint8_t id[16], unsigned part, struct ikey *ret)
@@ -382,23 +383,16 @@ static int hidden_keys(struct path *p, struct ikey **ret, int64_t **ret_mtimes, 
     struct index_cursor c;
     struct ikey *keys = NULL;
     int64_t *mtimes = NULL;
-    size_t n = 0, cap = 0;
+    size_t n = 0, keys_cap = 0, mtimes_cap = 0;
     int rc = 0;
     pthread_rwlock_rdlock(&p->index.lock);
     for (store_index_seek(&c, &p->index, "", 0); c.valid && memcmp(c.item.key, "\0\0\0", 4) == 0;
          store_index_next(&c)) {
         if (c.item.key_len != UPLOAD_KEY_BYTES)
             continue;
-        if (n == cap) {
-            cap = cap * 2 + 64;
-            struct ikey *more = realloc(keys, cap * sizeof(*keys));
-            keys = more ? more : keys;
-            int64_t *times = more ? realloc(mtimes, cap * sizeof(*mtimes)) : NULL;
-            mtimes = times ? times : mtimes;
-            if (!times) {
-                rc = -ENOMEM;
-                break;
-            }
+        if (array_reserve(&keys, &keys_cap, n + 1) < 0 || array_reserve(&mtimes, &mtimes_cap, n + 1) < 0) {
+            rc = -ENOMEM;
+            break;
         }
         memcpy(keys[n].bytes, c.item.key, c.item.key_len);
         keys[n].len = c.item.key_len;

@@ -25,6 +25,7 @@
 #include <stdio.h>
 #include <sys/syscall.h>
 
+#include "base/array.h"
 #include "dataset/scan.h"
 #include "wire/archive/tar.h"
 
@@ -122,9 +123,9 @@ static int add_file(struct walk *w, struct folder *f, const char *name, bool lin
     size_t len = strlen(name) + 1;
     int rc = count_linked(w, f, err);
     if (rc == 0)
-        rc = scan_grow(&f->files, &f->cap, f->n + 1, sizeof(*f->files));
+        rc = array_reserve(&f->files, &f->cap, f->n + 1);
     if (rc == 0)
-        rc = scan_grow(&f->names, &f->names_cap, f->names_len + len, 1);
+        rc = array_reserve(&f->names, &f->names_cap, f->names_len + len);
     if (rc < 0)
         return rc;
     f->files[f->n++] = (struct entry){.name = f->names_len, .link = link};
@@ -140,7 +141,7 @@ static int add_folder(struct walk *w, uint64_t parent, bool link, struct leat_er
     bool linked = link || (above && above->linked);
     if (linked && ++w->nlinked > LINKED_MAX)
         return too_many(w, "folders", LINKED_MAX, err);
-    int rc = scan_grow(&w->folders, &w->folders_cap, w->nfolders + 1, sizeof(*w->folders));
+    int rc = array_reserve(&w->folders, &w->folders_cap, w->nfolders + 1);
     char *path = rc == 0 ? strdup(w->path) : NULL;
     if (!path)
         return -ENOMEM;
@@ -224,7 +225,7 @@ static int stat_path(struct walk *w, int dir, const char *name, struct stat *st)
 
 static int remember_source(struct walk *w, const struct stat *st)
 {
-    int rc = scan_grow(&w->visited, &w->visited_cap, w->nvisited + 1, sizeof(*w->visited));
+    int rc = array_reserve(&w->visited, &w->visited_cap, w->nvisited + 1);
     char *path = NULL;
     if (rc < 0 || asprintf(&path, "%s/", *w->path ? w->path : ".") < 0)
         return -ENOMEM;

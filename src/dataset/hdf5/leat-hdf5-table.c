@@ -29,6 +29,7 @@
 #endif
 
 #include "base/bytes.h"
+#include "base/fdio.h"
 #include "dataset/hdf5/table.h"
 
 /* Sanitizers map terabytes of shadow; gcc and clang tell of them in different ways. */
@@ -104,16 +105,11 @@ static herr_t driver_read(H5FD_t *f, H5FD_mem_t type, hid_t dxpl, haddr_t addr, 
     }
     if (addr > INT64_MAX - size)
         return -1;
-    for (size_t done = 0; done < size;) {
-        ssize_t n = pread(STDIN_FILENO, (char *)buf + done, size - done, (off_t)(addr + done));
-        if (n < 0 && errno != EINTR)
-            return -1;
-        if (n == 0) { /* behind the end of the file there are zeros, as for other drivers */
-            memset((char *)buf + done, 0, size - done);
-            break;
-        }
-        done += n > 0 ? (size_t)n : 0;
-    }
+    int64_t n = fd_read_at(STDIN_FILENO, buf, size, addr);
+    if (n < 0)
+        return -1;
+    /* Behind the end of the file there are zeros, as for other drivers. */
+    memset((char *)buf + n, 0, size - (size_t)n);
     return 0;
 }
 
@@ -815,11 +811,7 @@ int main(int argc, char **argv)
         out = (struct bytes_out){0};
         put_error(&out, &err);
     }
-    for (size_t done = 0; done < out.len;) {
-        ssize_t n = write(STDOUT_FILENO, out.data + done, out.len - done);
-        if (n < 0 && errno != EINTR)
-            return 1;
-        done += n > 0 ? (size_t)n : 0;
-    }
+    if (fd_write(STDOUT_FILENO, out.data, out.len) < 0)
+        return 1;
     _exit(0); /* the library's own clean-up is of no use, and may trip over what a hostile file left */
 }

@@ -13,6 +13,8 @@
  */
 #include "dataset/tar/ahead.h"
 
+#include "base/array.h"
+
 #define LANES        8u
 #define WINDOWS_MAX  (16 * MIB) /* one of each lane, together; as much again is under way */
 #define WINDOW_MAX   (8 * MIB)
@@ -130,9 +132,9 @@ static int lane_data(struct tar_ahead *a, struct lane *l, uint64_t offset, uint3
 static int lane_keep(struct lane *l, const struct tar_member *m)
 {
     size_t len = strlen(m->path) + 1;
-    int rc = scan_grow(&l->rows, &l->rows_cap, l->nrows + 1, sizeof(*l->rows));
+    int rc = array_reserve(&l->rows, &l->rows_cap, l->nrows + 1);
     if (rc == 0)
-        rc = scan_grow(&l->names, &l->names_cap, l->names_len + len, 1);
+        rc = array_reserve(&l->names, &l->names_cap, l->names_len + len);
     if (rc < 0)
         return rc;
     memcpy(l->names + l->names_len, m->path, len);

@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 
+#include "base/array.h"
 #include "base/log.h"
 #include "dataset/tar/ahead.h"
 #include "dataset/tar/walk.h"
@@ -59,9 +60,9 @@ static const char *last_key(const struct shards *all, size_t *ret_len)
 
 static int begin_sample(struct shards *all, const struct shard *s, const struct tar_member *m, size_t key_len)
 {
-    int rc = scan_grow(&all->samples, &all->samples_cap, all->nsamples + 1, sizeof(*all->samples));
+    int rc = array_reserve(&all->samples, &all->samples_cap, all->nsamples + 1);
     if (rc == 0)
-        rc = scan_grow(&all->keys, &all->keys_cap, all->keys_len + key_len, 1);
+        rc = array_reserve(&all->keys, &all->keys_cap, all->keys_len + key_len);
     if (rc < 0)
         return rc;
     memcpy(all->keys + all->keys_len, m->path, key_len);
@@ -105,7 +106,7 @@ static int add_member(struct shards *all, const struct shard *s, const struct ta
             return error_set(err, LEAT_INVALID,
                              "%s: the member \"%s\" at offset %llu gives its sample a second \".%s\"",
                              s->path, shown, (unsigned long long)m->header_offset, field_name);
-    rc = scan_grow(&all->members, &all->members_cap, all->nmembers + 1, sizeof(*all->members));
+    rc = array_reserve(&all->members, &all->members_cap, all->nmembers + 1);
     if (rc < 0)
         return rc;
     all->members[all->nmembers++] =

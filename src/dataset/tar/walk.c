@@ -4,6 +4,8 @@
 
 #include <sys/stat.h>
 
+#include "base/array.h"
+#include "base/fdio.h"
 #include "dataset/scan.h"
 
 #define WINDOW_BYTES (64 * 1024u)
@@ -24,10 +26,10 @@ static int window_get(struct walk *s, uint64_t offset, uint32_t want, uint64_t a
 {
     if (offset < s->window_offset || offset - s->window_offset + want > s->window_len) {
         uint64_t bytes = MAX(ahead, (uint64_t)want);
-        int rc = scan_grow(&s->window, &s->window_cap, bytes, 1);
+        int rc = array_reserve(&s->window, &s->window_cap, bytes);
         if (rc < 0)
             return rc;
-        int64_t n = scan_pread(s->fd, s->window, bytes, offset);
+        int64_t n = fd_read_at(s->fd, s->window, bytes, offset);
         if (n < 0)
             return (int)n;
         s->window_offset = offset;

@@ -3,6 +3,7 @@
  * files.c: a tree below a folder. It may have been made by anybody: only regular files are read, at most TOPO_TEXT_MAX bytes of each,
  * and no link is followed (openat2 where there is one, so not in the middle of a path either).
  */
+#include "base/fdio.h"
 #include "net/topo/topo.h"
 
 #include <dirent.h>
@@ -35,21 +36,7 @@ static int dir_text(void *ctx, const char *path, char *out, size_t cap)
         return -errno;
     if (!S_ISREG(st.st_mode))
         return -EINVAL;
-    size_t len = 0;
-    while (len < cap - 1) {
-        ssize_t n = read(fd, out + len, cap - 1 - len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        if (n == 0)
-            break;
-        len += (size_t)n;
-    }
-    while (len && strchr(" \t\n", out[len - 1]))
-        len--;
-    out[len] = '\0';
-    return 0;
+    return fd_read_text(fd, out, cap);
 }
 
 static int dir_link(void *ctx, const char *path, char *out, size_t cap)

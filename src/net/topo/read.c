@@ -8,6 +8,7 @@
  * [A-Za-z0-9_.:@+-] are passed over; what is past the limits is counted in left_out. Only memory can fail.
  * Invariant: no path is read but /sys/... and /proc/driver/nvidia/..., with no ".." in it.
  */
+#include "base/array.h"
 #include "net/topo/topo.h"
 
 #include <ctype.h>
@@ -48,15 +49,9 @@ static bool take_name(void *arg, const char *name)
         names->left_out++;
         return true;
     }
-    if (names->n == names->cap) {
-        unsigned cap = names->cap ? 2 * names->cap : 32;
-        void *more = realloc(names->list, (size_t)cap * sizeof(*names->list));
-        if (!more) {
-            names->failed = true;
-            return false;
-        }
-        names->list = more;
-        names->cap = cap;
+    if (array_reserve(&names->list, &names->cap, names->n + 1) < 0) {
+        names->failed = true;
+        return false;
     }
     strcpy(names->list[names->n++], name);
     return true;

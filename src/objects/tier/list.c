@@ -9,6 +9,7 @@
  * and dirty stands as it is here. What is here and clean stands as the remote has it, unless it is never compared (then as it is here, also
  * where the remote has it no more).
  */
+#include "base/array.h"
 #include "objects/tier/tier_internal.h"
 
 #include <stdio.h>
@@ -231,16 +232,7 @@ static int collect_one(void *user, const struct backend_object *o)
     struct entry e;
     if (!entry_of(c->m, o, &e))
         return 0;
-    if (c->n == c->cap) {
-        size_t cap = c->cap ? 2 * c->cap : 256;
-        struct entry **more = realloc(c->entries, cap * sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        c->entries = more;
-        c->cap = cap;
-    }
-    c->entries[c->n] = malloc(sizeof(e));
-    if (!c->entries[c->n])
+    if (array_reserve(&c->entries, &c->cap, c->n + 1) < 0 || !(c->entries[c->n] = malloc(sizeof(e))))
         return -ENOMEM;
     *c->entries[c->n++] = e;
     return c->n > c->m->spec->max + (size_t)S3_PAGE_MAX ? -EOVERFLOW : 0;

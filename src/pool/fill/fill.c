@@ -10,6 +10,7 @@
 #include "pool/fill/fill.h"
 
 #include "backend/backend.h"
+#include "base/array.h"
 #include "base/clock.h"
 #include "base/cond.h"
 #include "base/crc32c.h"
@@ -700,14 +701,8 @@ static int segments_cut(struct fill *fill, struct wset *ws, uint64_t begin, uint
         if (stop < end && index_extent_sound(index, &e) && e.address < stop && e.address + e.bytes > stop &&
             (e.kind == INDEX_EXTENT_CHUNK || (files && e.bytes <= bytes)))
             stop = MIN(e.address + e.bytes, end);
-        if (ws->nsegments == *cap) {
-            uint32_t more = *cap ? *cap * 2 : 64;
-            struct wset_segment *segments = realloc(ws->segments, more * sizeof(*segments));
-            if (!segments)
-                return -ENOMEM;
-            ws->segments = segments;
-            *cap = more;
-        }
+        if (array_reserve(&ws->segments, cap, ws->nsegments + 1) < 0)
+            return -ENOMEM;
         ws->segments[ws->nsegments++] = (struct wset_segment){.address = begin, .bytes = stop - begin};
         atomic_fetch_add(&ws->pending_bytes, stop - begin);
         begin = stop;

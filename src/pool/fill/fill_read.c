@@ -12,6 +12,7 @@
  * A source that is not what was indexed (size or mtime) spoils its samples: LEAT_STALE.
  * Failures: each bad range is noted with its reason and the rest goes on.
  */
+#include "base/fdio.h"
 #include "pool/fill/fill_internal.h"
 
 #include "base/ledger.h"
@@ -197,21 +198,6 @@ static uint8_t *target_address(const struct fill_thread *t, uint64_t address)
     return t->target.addr + (address - t->target_begin);
 }
 
-static int pwrite_all(int fd, const uint8_t *src, uint64_t bytes, uint64_t offset)
-{
-    while (bytes > 0) {
-        ssize_t n = pwrite(fd, src, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EIO;
-        src += n;
-        offset += (uint64_t)n;
-        bytes -= (uint64_t)n;
-    }
-    return 0;
-}
-
 uint8_t *fill_bounce(struct fill_thread *t)
 {
     if (!t->bounce)
@@ -229,7 +215,7 @@ int fill_bounce_out(struct fill_thread *t, const uint8_t *src, uint64_t address,
 {
     ledger_add(LEDGER_BOUNCE, bytes);
     if (t->target.fd >= 0)
-        return pwrite_all(t->target.fd, src, bytes, t->target.offset + (address - t->target_begin));
+        return fd_write_at(t->target.fd, src, bytes, t->target.offset + (address - t->target_begin));
     memcpy(target_address(t, address), src, bytes);
     return 0;
 }

@@ -10,6 +10,7 @@
  */
 #include "pool/fill/stream_window.h"
 
+#include "base/array.h"
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "dataset/dataset.h"
@@ -224,13 +225,8 @@ static int entry_parts(const struct stream_window *st, const struct stream_windo
             total += part.bytes;
             if (total > st->region->bytes)
                 return LEAT_NO_SPACE;
-            if (n == cap) {
-                cap = cap ? cap * 2 : 16;
-                struct proto_run *more = realloc(runs, cap * sizeof(*runs));
-                if (!more)
-                    return -ENOMEM;
-                runs = more;
-            }
+            if (array_reserve(&runs, &cap, n + 1) < 0)
+                return -ENOMEM;
             runs[n++] =
                 (struct proto_run){.address = part.address, .bytes = part.bytes, .gid = PROTO_STREAM_WINDOW};
         }

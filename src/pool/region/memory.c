@@ -2,6 +2,8 @@
 /* How much memory this host, and the control group we live in, leave us. */
 #include "pool/region/memory.h"
 
+#include "base/fdio.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -9,11 +11,7 @@
 static bool read_file(const char *path, char *buf, size_t cap)
 {
     AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    ssize_t n = read(fd, buf, cap - 1);
-    buf[n > 0 ? n : 0] = 0;
-    return n > 0;
+    return fd >= 0 && fd_read_text(fd, buf, cap) == 0 && *buf;
 }
 
 /* A number out of a control file; UINT64_MAX for "max", for none, and for v1's "no limit" values. */

@@ -7,7 +7,9 @@
  */
 #include "serve/s3/keys.h"
 
+#include "base/array.h"
 #include "base/bytes.h"
+#include "base/fdio.h"
 #include "base/ini.h"
 #include "base/secret_file.h"
 #include "base/setting.h"
@@ -192,15 +194,8 @@ static struct keys_user *user_of(struct load *l, const char *section)
         if (strcmp(keys->users[i - 1]->name, section) == 0)
             return keys->users[i - 1];
     }
-    if (keys->n == l->cap) {
-        unsigned cap = l->cap ? 2 * l->cap : 16;
-        struct keys_user **more =
-            keys->n < KEYS_USERS_MAX ? realloc(keys->users, cap * sizeof(void *)) : NULL;
-        if (!more)
-            return NULL;
-        keys->users = more;
-        l->cap = cap;
-    }
+    if (keys->n >= KEYS_USERS_MAX || array_reserve(&keys->users, &l->cap, keys->n + 1) < 0)
+        return NULL;
     struct keys_user *u = calloc(1, sizeof(*u));
     if (!u)
         return NULL;
@@ -331,17 +326,6 @@ static int load(const char *path, struct keys **ret_keys, struct stat *ret_st, s
     return rc;
 }
 
-/* Folders on the way that are not there; those that exist are left alone. */
-static void make_parents(const char *path)
-{
-    AUTO_FREE char *copy = strdup(path);
-    for (char *p = copy ? copy + 1 : NULL; p && (p = strchr(p, '/')); p++) {
-        *p = 0;
-        mkdir(copy, 0700);
-        *p = '/';
-    }
-}
-
 int keys_create(const char *path, struct leat_error *err)
 {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"; /* no two that look alike */
@@ -363,7 +347,7 @@ int keys_create(const char *path, struct leat_error *err)
         "aws_secret_access_key = %s\n"
         "access = admin\n",
         access, secret);
-    make_parents(path);
+    fd_make_parents(path);
     AUTO_CLOSE int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     int rc = 0;
     if (fd < 0)

@@ -10,6 +10,7 @@
 #include <jansson.h>
 #include <stdio.h>
 
+#include "base/array.h"
 #include "base/bytes.h"
 #include "wire/http/http_cond.h"
 
@@ -122,14 +123,8 @@ static int add_element(struct parsing *p, const char *s, size_t len)
     if (len > BATCH_ELEMENT_MAX)
         return error_set(p->err, LEAT_NO_SPACE, "element %u: longer than %llu bytes", p->n + 1,
                          BATCH_ELEMENT_MAX);
-    if (p->n == p->cap) {
-        unsigned cap = MAX(p->cap * 2, 64u);
-        struct batch_entry *entries = realloc(p->entries, cap * sizeof(*entries));
-        if (!entries)
-            return error_set(p->err, -ENOMEM, "out of memory");
-        p->entries = entries;
-        p->cap = cap;
-    }
+    if (array_reserve(&p->entries, &p->cap, p->n + 1) < 0)
+        return error_set(p->err, -ENOMEM, "out of memory");
     json_error_t why;
     json_t *object = json_loadb(s, len, JSON_REJECT_DUPLICATES, &why);
     if (!object)
