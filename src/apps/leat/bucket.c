@@ -44,12 +44,6 @@ const struct cli_option bucket_options[] = {
     REMOTE_OPTIONS,
     {0},
 };
-const char *const bucket_examples[] = {
-    "leat bucket create photos --endpoint-url http://127.0.0.1:9000",
-    "leat bucket create train --remote s3://big-bucket/imagenet --remote-profile training",
-    "leat bucket create scratch --remote file:///mnt/nfs/scratch --mode back --check age --check-age 300",
-    NULL,
-};
 
 /* Options that are a setting of the remote's by another name. */
 static const struct {
@@ -69,23 +63,23 @@ static const struct {
 };
 
 /* 1: taken; 0: none of these; negative: said what is wrong. */
-static int take(struct cli *cli, json_t *remote, int id, const char *arg)
+static int take(struct cli *cli, json_t *remote, const struct cli_given *o)
 {
     uint64_t seconds = 0;
     size_t i = 0;
-    while (i < ARRAY_LEN(settings) && settings[i].id != id)
+    while (i < ARRAY_LEN(settings) && settings[i].id != o->id)
         i++;
     if (i == ARRAY_LEN(settings))
         return 0;
-    if (settings[i].kind == SECONDS && (cli_parse_index(arg, UINT32_MAX, &seconds) < 0 || seconds == 0)) {
-        cli_usage_error(cli, "%s: give a whole number of seconds", arg);
+    if (settings[i].kind == SECONDS && (cli_parse_index(o->arg, UINT32_MAX, &seconds) < 0 || seconds == 0)) {
+        cli_usage_error(cli, "%s: give a whole number of seconds", o->arg);
         return -1;
     }
-    json_t *value = settings[i].kind == TEXT      ? json_string(arg)
+    json_t *value = settings[i].kind == TEXT      ? json_string(o->arg)
                     : settings[i].kind == SECONDS ? json_integer((json_int_t)seconds)
                                                   : json_true();
     if (!value) {
-        cli_usage_error(cli, "%s: no UTF-8", arg);
+        cli_usage_error(cli, "%s: no UTF-8", o->arg);
         return -1;
     }
     return json_object_set_new(remote, settings[i].setting, value) < 0 ? -1 : 1;
@@ -166,46 +160,40 @@ static int create(struct cli *cli, const struct backend_config *config, const ch
     return rc;
 }
 
-int cmd_bucket(struct cli *cli, int argc, char **argv)
+int cmd_bucket(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
     struct backend_config config = {.tries = 2};
-    const char *arg, *file = NULL;
+    const char *file = NULL;
     bool test = true;
-    int first = 0, id, rc = 0;
+    int rc = 0;
     json_t *remote = json_object();
-    while (rc >= 0 && (id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
-        if (id == OPT_REMOTE_SETTINGS)
-            file = arg;
-        else if (id == OPT_NO_TEST)
+    for (const struct cli_given *o = cli->given; rc == 0 && o->id; o++) {
+        if (o->id == OPT_REMOTE_SETTINGS)
+            file = o->arg;
+        else if (o->id == OPT_NO_TEST)
             test = false;
-        else if (!remote_option(&config, id, arg))
-            rc = MIN(take(cli, remote, id, arg), 0);
+        else if (!remote_option(&config, o))
+            rc = take(cli, remote, o) < 0 ? CLI_USAGE : 0;
     }
-    if (rc < 0 || id < 0) {
-        json_decref(remote);
-        return rc == 0 && id == -2 ? CLI_OK : CLI_USAGE;
-    }
-    if (argc - first != 2 || strcmp(argv[first], "create") != 0)
+    const char *name = cli->operands[1];
+    if (rc == 0 && strcmp(cli->operands[0], "create") != 0)
         rc = cli_usage_error(cli, "create, and the new bucket's name");
-    else if (json_object_size(remote) && !json_object_get(remote, "uri") && !file)
+    else if (rc == 0 && json_object_size(remote) && !json_object_get(remote, "uri") && !file)
         rc = cli_usage_error(cli, "no remote is given: add --remote URL");
-    else if (strchr(argv[first + 1], '/'))
-        rc = cli_usage_error(cli, "%s: a bucket's name, without s3://", argv[first + 1]);
-    else if (!store_bucket_name_ok(argv[first + 1]))
+    else if (rc == 0 && strchr(name, '/'))
+        rc = cli_usage_error(cli, "%s: a bucket's name, without s3://", name);
+    else if (rc == 0 && !store_bucket_name_ok(name))
         rc = cli_usage_error(
             cli, "%s: a bucket's name has 3 to 63 of a-z, 0-9, . and -; no . or - at an end, and no ..",
-            argv[first + 1]);
+            name);
     if (rc > 0) {
         json_decref(remote);
         return rc;
     }
-    if (cli->timeout_ns && cli->timeout_ns != UINT64_MAX)
-        config.timeout_ns = cli->timeout_ns;
-    signal(SIGPIPE, SIG_IGN);
+    remote_begin(cli, &config);
     rc = file ? take_file(cli, remote, file) : 0;
     if (rc == 0)
-        rc = create(cli, &config, argv[first + 1], remote, test);
+        rc = create(cli, &config, name, remote, test);
     json_decref(remote);
     return rc < 0 ? cli_fail(cli, rc) : CLI_OK;
 }

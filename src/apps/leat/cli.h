@@ -63,8 +63,17 @@ enum cli_exit {
 enum cli_progress { CLI_PROGRESS_AUTO, CLI_PROGRESS_BAR, CLI_PROGRESS_JSON, CLI_PROGRESS_NONE };
 
 struct cli_command;
+/* An option of the command as it was given. */
+struct cli_given {
+    int id;
+    const char *arg; /* NULL: a switch */
+};
+
 struct cli {
     const struct cli_command *command;
+    struct cli_given *given; /* its own options, in order, ended by id 0; main's */
+    char **operands;         /* what is no option; as many as the command's row allows */
+    int noperands;
     const char *socket, *job; /* NULL: the library's default */
     bool json, quiet;
     enum cli_progress progress;
@@ -84,29 +93,26 @@ struct cli_command {
     const char *usage;                /* behind "leat NAME " */
     const char *about;                /* a paragraph of help, lines ready to print; NULL: none */
     const struct cli_option *options; /* of its own, ended by id 0; NULL: none */
-    const char *const *examples;      /* ended by NULL */
-    int (*run)(struct cli *cli, int argc, char **argv); /* argv[0] is the command; returns an enum cli_exit */
+    const char *examples;             /* a line each */
+    int (*run)(struct cli *cli);      /* returns an enum cli_exit */
+    int least, most;                  /* operands; most 0: none is expected */
+    const char *wants;                /* said where there are fewer, or more */
 };
+
+#define CLI_ANY 1000000 /* most */
 
 extern const struct cli_option cli_global_options[];
 /* LEAT_CONNECT_* in flags. 0, or the library's code with cli->err set. */
-int cli_connect(struct cli *cli, unsigned flags, uint64_t pool_bytes, struct leat_client **ret_client);
+int cli_connect(struct cli *cli, unsigned flags, struct leat_client **ret_client);
 extern const struct cli_command cli_commands[]; /* ended by name NULL */
 const struct cli_command *cli_command_find(const char *name);
 
 /*
- * usage.c: the next option of the command or a global one. Returns an id with *ret_arg set, 0 when only operands are left (argv is
- * permuted: they begin at *ret_first), or -1: it has printed what is wrong, return CLI_USAGE. Global options and
- * --help are dealt with inside; after --help it returns -2 and the caller returns CLI_OK.
+ * usage.c: all that stands behind the command, into cli: global options into their fields, its own into `given`, the rest into `operands`
+ * (argv is permuted). argv[0] is the command; without one, the options that stand before its name, which is then the first operand.
+ * 0; -1: it has printed what is wrong, the exit code is CLI_USAGE; -2: it has printed help, and that is CLI_OK.
  */
-struct cli_parse {
-    int argc;
-    char **argv;
-    bool started;
-};
-int cli_next_option(struct cli *cli, struct cli_parse *parse, const char **ret_arg, int *ret_first);
-/* Global options before the command's name; *ret_first is where the name stands. As above: 0, -1, -2. */
-int cli_global_parse(struct cli *cli, int argc, char **argv, int *ret_first);
+int cli_parse(struct cli *cli, int argc, char **argv);
 void cli_help(FILE *out, const struct cli_command *command); /* NULL: the list of commands */
 /* "leat preload: MESSAGE" and the hint to --help. Returns CLI_USAGE. */
 int cli_usage_error(const struct cli *cli, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -142,7 +148,10 @@ struct cli_json {
     bool lines; /* compact: one document a line */
     bool first; /* nothing yet at this depth */
 };
-void json_begin(struct cli_json *j, FILE *out, bool lines);
+void json_begin(struct cli_json *j, FILE *out, bool lines); /* and opens the object that it is */
+/* The last document of a command, a line of its own among progress lines. */
+void json_result_begin(struct cli_json *j, const struct cli *cli);
+void json_result_end(struct cli_json *j, double seconds);
 void json_open(struct cli_json *j, const char *key,
                char bracket);                      /* key NULL inside an array; bracket '{' or '[' */
 void json_close(struct cli_json *j, char bracket); /* '}' or ']'; a newline after the outermost */
@@ -185,29 +194,28 @@ int cli_open_set(struct cli *cli, const char *text, struct leat_client **ret_cli
 void look_print_sets(const json_t *sets, bool full);
 
 /* the commands */
-int cmd_preload(struct cli *cli, int argc, char **argv);
-int cmd_append(struct cli *cli, int argc, char **argv);
-int cmd_index(struct cli *cli, int argc, char **argv);
-int cmd_verify(struct cli *cli, int argc, char **argv);
-int cmd_ls(struct cli *cli, int argc, char **argv);
-int cmd_stat(struct cli *cli, int argc, char **argv);
-int cmd_cat(struct cli *cli, int argc, char **argv);
-int cmd_status(struct cli *cli, int argc, char **argv);
-int cmd_top(struct cli *cli, int argc, char **argv);
-int cmd_stop(struct cli *cli, int argc, char **argv);
-int cmd_drop(struct cli *cli, int argc, char **argv);
-int cmd_doctor(struct cli *cli, int argc, char **argv);
-int cmd_topo(struct cli *cli, int argc, char **argv);
-int cmd_convert(struct cli *cli, int argc, char **argv);
-int cmd_replay(struct cli *cli, int argc, char **argv);
-int cmd_cp(struct cli *cli, int argc, char **argv);
-int cmd_serve(struct cli *cli, int argc, char **argv);
-int cmd_bucket(struct cli *cli, int argc, char **argv);
+int cmd_preload(struct cli *cli);
+int cmd_append(struct cli *cli);
+int cmd_index(struct cli *cli);
+int cmd_verify(struct cli *cli);
+int cmd_ls(struct cli *cli);
+int cmd_stat(struct cli *cli);
+int cmd_cat(struct cli *cli);
+int cmd_status(struct cli *cli);
+int cmd_top(struct cli *cli);
+int cmd_stop(struct cli *cli);
+int cmd_drop(struct cli *cli);
+int cmd_doctor(struct cli *cli);
+int cmd_topo(struct cli *cli);
+int cmd_convert(struct cli *cli);
+int cmd_replay(struct cli *cli);
+int cmd_cp(struct cli *cli);
+int cmd_serve(struct cli *cli);
+int cmd_bucket(struct cli *cli);
 extern const struct cli_option bucket_options[]; /* bucket.c */
-extern const char *const bucket_examples[];
-extern const struct cli_option serve_options[]; /* serve.c */
-int cmd_scrub(struct cli *cli, int argc, char **argv);
+extern const struct cli_option serve_options[];  /* serve.c */
+int cmd_scrub(struct cli *cli);
 extern const struct cli_option scrub_options[]; /* scrub.c */
-int cmd_help(struct cli *cli, int argc, char **argv);
+int cmd_help(struct cli *cli);
 
 #endif

@@ -55,32 +55,25 @@ static int parse_count(const char *text, uint64_t *ret)
 }
 
 /* An enum cli_exit, or -1: go on. */
-static int parse_options(struct cli *cli, int argc, char **argv, struct request *request)
+static int take_options(struct cli *cli, struct request *request)
 {
-    struct cli_parse parse = {argc, argv};
-    const char *arg;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
-        if (id == 340 && format_of(arg) == CONVERT_NONE)
-            return cli_usage_error(cli, "--to %s: it is one of dir, tar, npy", arg);
-        if (id == 341 && cli_parse_size(arg, &request->shard_bytes) < 0)
-            return cli_usage_error(cli, "--shard-size %s: give a size as 1GiB", arg);
-        if (id == 342 && parse_count(arg, &request->shard_count) < 0)
-            return cli_usage_error(cli, "--shard-count %s: give a whole number of shards", arg);
-        if (id == 340)
-            request->to = arg;
-        request->field = id == 343 ? arg + (arg[0] == '.') : request->field;
-        request->labels |= id == 344;
-        request->force |= id == 345;
+    for (const struct cli_given *o = cli->given; o->id; o++) {
+        if (o->id == 340 && format_of(o->arg) == CONVERT_NONE)
+            return cli_usage_error(cli, "--to %s: it is one of dir, tar, npy", o->arg);
+        if (o->id == 341 && cli_parse_size(o->arg, &request->shard_bytes) < 0)
+            return cli_usage_error(cli, "--shard-size %s: give a size as 1GiB", o->arg);
+        if (o->id == 342 && parse_count(o->arg, &request->shard_count) < 0)
+            return cli_usage_error(cli, "--shard-count %s: give a whole number of shards", o->arg);
+        if (o->id == 340)
+            request->to = o->arg;
+        request->field = o->id == 343 ? o->arg + (o->arg[0] == '.') : request->field;
+        request->labels |= o->id == 344;
+        request->force |= o->id == 345;
     }
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc - first < 2)
-        return cli_usage_error(cli, "give what to convert, and where to");
     if (request->shard_bytes && request->shard_count)
         return cli_usage_error(cli, "--shard-size and --shard-count: give one of them");
-    request->source = cli_join_sources(cli, argc - 1 - first, argv + first);
-    request->destination = strdup(argv[argc - 1]);
+    request->source = cli_join_sources(cli, cli->noperands - 1, cli->operands);
+    request->destination = strdup(cli->operands[cli->noperands - 1]);
     if (!request->source || !request->destination)
         return CLI_USAGE;
     size_t len = strlen(request->destination);
@@ -210,10 +203,7 @@ static void print_result(const struct cli *cli, const struct request *request,
     char count[32], files[32], bytes[SIZE_TEXT_MAX], took[16];
     if (cli->json) {
         struct cli_json j;
-        json_begin(&j, stdout, cli->progress == CLI_PROGRESS_JSON);
-        json_open(&j, NULL, '{');
-        if (cli->progress == CLI_PROGRESS_JSON)
-            json_text(&j, "event", "done");
+        json_result_begin(&j, cli);
         json_str(&j, "source", request->source, strlen(request->source));
         json_str(&j, "destination", request->destination, strlen(request->destination));
         json_text(&j, "from", formats[list->from]);
@@ -224,8 +214,7 @@ static void print_result(const struct cli *cli, const struct request *request,
         json_u64(&j, "shards", sink->shards);
         json_u64(&j, "left_out", list->left_out);
         json_u64(&j, "without_extension", sink->format == CONVERT_TAR ? list->nameless : 0);
-        json_double(&j, "seconds", seconds);
-        json_close(&j, '}');
+        json_result_end(&j, seconds);
         return;
     }
     if (cli->quiet)
@@ -270,10 +259,10 @@ static int convert(struct cli *cli, const struct request *request, struct conver
     return rc;
 }
 
-int cmd_convert(struct cli *cli, int argc, char **argv)
+int cmd_convert(struct cli *cli)
 {
     __attribute__((cleanup(request_fini))) struct request request = {0};
-    int rc = parse_options(cli, argc, argv, &request);
+    int rc = take_options(cli, &request);
     if (rc >= 0)
         return rc;
     struct progress progress;

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 
 #include "apps/leat/convert.h"
+#include "base/fdio.h"
 #include "wire/archive/npy.h"
 #include "wire/archive/tar_put.h"
 
@@ -33,14 +34,9 @@ struct writer {
 
 static int put(struct writer *w, const void *data, size_t bytes)
 {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = write(w->out, (const char *)data + done, bytes - done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return error_sys(w->err, -errno, "%s", w->out_name);
-        done += (size_t)n;
-    }
+    int rc = fd_write(w->out, data, bytes);
+    if (rc < 0)
+        return error_sys(w->err, rc, "%s", w->out_name);
     w->out_bytes += bytes;
     return 0;
 }
@@ -82,12 +78,10 @@ static int copy(struct writer *w, const struct convert_item *item, uint64_t skip
     if (rc == 0 && item->bytes && !item->text[0])
         rc = open_source(w, item);
     for (uint64_t done = skip; rc == 0 && done < item->bytes;) {
-        ssize_t n = pread(w->in, w->buffer, (size_t)MIN((uint64_t)BUFFER, item->bytes - done),
-                          (off_t)(item->offset + done));
-        if (n < 0 && errno == EINTR)
-            continue;
+        int64_t n =
+            fd_read_at(w->in, w->buffer, MIN((uint64_t)BUFFER, item->bytes - done), item->offset + done);
         if (n < 0)
-            return error_sys(w->err, -errno, "%s", w->list->files[item->file]);
+            return error_sys(w->err, (int)n, "%s", w->list->files[item->file]);
         if (n == 0)
             return error_set(w->err, LEAT_STALE, "%s has become shorter while it was converted",
                              w->list->files[item->file]);

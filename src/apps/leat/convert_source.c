@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 
 #include "apps/leat/convert.h"
+#include "base/array.h"
 #include "dataset/dataset.h"
 #include "dataset/index.h"
 #include "dataset/tar/walk.h"
@@ -25,22 +26,9 @@ static void index_fini(struct index *index)
         index_close(index);
 }
 
-static int grow(void *array, uint64_t *cap, uint64_t want, size_t row)
-{
-    if (want <= *cap)
-        return 0;
-    uint64_t n = MAX(*cap * 2, (uint64_t)1024);
-    void *p = realloc(*(void **)array, n * row);
-    if (!p)
-        return -ENOMEM;
-    *(void **)array = p;
-    *cap = n;
-    return 0;
-}
-
 static int add_file(struct convert_list *list, const char *path)
 {
-    int rc = grow(&list->files, &list->files_cap, list->nfiles + 1, sizeof(*list->files));
+    int rc = array_reserve(&list->files, &list->files_cap, list->nfiles + 1);
     if (rc < 0)
         return rc;
     list->files[list->nfiles] = strdup(path);
@@ -50,7 +38,7 @@ static int add_file(struct convert_list *list, const char *path)
 /* An item of the last file. Its path is copied. */
 static struct convert_item *add_item(struct convert_list *list, const char *path, size_t len)
 {
-    if (grow(&list->items, &list->cap, list->n + 1, sizeof(*list->items)) < 0)
+    if (array_reserve(&list->items, &list->cap, list->n + 1) < 0)
         return NULL;
     struct convert_item *item = &list->items[list->n];
     *item = (struct convert_item){.path = strndup(path, len), .file = (uint32_t)(list->nfiles - 1)};

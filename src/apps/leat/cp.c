@@ -338,18 +338,14 @@ static void print_result(const struct cp *cp, const char *to, double seconds)
     char count[32], bytes[SIZE_TEXT_MAX], took[16];
     if (cp->cli->json) {
         struct cli_json j;
-        json_begin(&j, stdout, cp->cli->progress == CLI_PROGRESS_JSON);
-        json_open(&j, NULL, '{');
-        if (cp->cli->progress == CLI_PROGRESS_JSON)
-            json_text(&j, "event", "done");
+        json_result_begin(&j, cp->cli);
         json_str(&j, "destination", to, strlen(to));
         json_u64(&j, "files", cp->files);
         json_u64(&j, "bytes", cp->bytes);
         json_u64(&j, "skipped", cp->skipped);
         json_u64(&j, "failed", cp->failed);
         json_u64(&j, "left_out", cp->left_out);
-        json_double(&j, "seconds", seconds);
-        json_close(&j, '}');
+        json_result_end(&j, seconds);
         return;
     }
     if (cp->cli->quiet)
@@ -406,31 +402,21 @@ static int check(const struct cp *cp, char **operands, int n)
     return -1;
 }
 
-int cmd_cp(struct cli *cli, int argc, char **argv)
+int cmd_cp(struct cli *cli)
 {
     struct cp cp = {.cli = cli, .lock = PTHREAD_MUTEX_INITIALIZER};
-    struct cli_parse parse = {argc, argv};
-    const char *arg;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
-        if (remote_option(&cp.config, id, arg))
-            continue;
-        cp.recursive |= id == 'r';
-        cp.update |= id == 370;
+    for (const struct cli_given *o = cli->given; o->id; o++) {
+        remote_option(&cp.config, o);
+        cp.recursive |= o->id == 'r';
+        cp.update |= o->id == 370;
     }
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc - first < 2)
-        return cli_usage_error(cli, "give what to copy, and where to");
-    int rc = check(&cp, argv + first, argc - first);
+    int n = cli->noperands, rc = check(&cp, cli->operands, n);
     if (rc >= 0)
         return rc;
-    const char *to = argv[argc - 1];
-    if (cli->timeout_ns && cli->timeout_ns != UINT64_MAX)
-        cp.config.timeout_ns = cli->timeout_ns;
-    signal(SIGPIPE, SIG_IGN);
+    const char *to = cli->operands[n - 1];
+    remote_begin(cli, &cp.config);
     progress_begin(&cp.progress, cli);
-    rc = copy(&cp, argv + first, argc - first - 1, to);
+    rc = copy(&cp, cli->operands, n - 1, to);
     double seconds = progress_seconds(&cp.progress);
     progress_end(&cp.progress);
     if (rc < 0 && !(rc == -ECANCELED && cp.given_up))

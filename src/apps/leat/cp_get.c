@@ -15,6 +15,7 @@
 #include <sys/xattr.h>
 
 #include "apps/leat/remote.h"
+#include "base/fdio.h"
 
 #define PIECE_BYTES (8 * MIB) /* what fits in one is checked against the server's checksum */
 #define PIECES_MAX  128u
@@ -117,21 +118,6 @@ static void file_end(struct file *f)
     file_free(f);
 }
 
-static int write_all(int fd, const char *data, uint64_t bytes, uint64_t at)
-{
-    while (bytes) {
-        ssize_t n = pwrite(fd, data, bytes, (off_t)at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n < 0 ? -errno : -EIO;
-        data += n;
-        at += (uint64_t)n;
-        bytes -= (uint64_t)n;
-    }
-    return 0;
-}
-
 static void piece_free(struct cp_get *get, struct piece *p)
 {
     list_remove(&p->node);
@@ -150,7 +136,7 @@ static void piece_done(struct backend_read *read, int rc, const struct leat_erro
     struct cp_get *get = f->get;
     struct leat_error local;
     if (rc == 0 && f->rc == 0) {
-        rc = write_all(f->fd, p->buf, read->bytes, read->offset);
+        rc = fd_write_at(f->fd, p->buf, read->bytes, read->offset);
         if (rc < 0) {
             error_at(get, rc, "writing ", f->name, &local);
             err = &local;

@@ -12,6 +12,7 @@
 #include "apps/leat/remote.h"
 #include "base/clock.h"
 #include "base/cond.h"
+#include "base/fdio.h"
 
 #define THREADS     8u
 #define QUEUE_MAX   256u
@@ -138,12 +139,9 @@ static int put_object(struct cp *cp, struct backend *b, const struct job *job, s
         int64_t n = atomic_load(&cp->cancelled)
                         ? -ECANCELED
                         : backend_pread(b, from, buf, MIN(COPY_BYTES, job->bytes - at), at, err);
-        for (int64_t done = 0; n > 0 && done < n;) {
-            ssize_t wrote = pwrite(fd, buf + done, (size_t)(n - done), (off_t)at + done);
-            if (wrote < 0 && errno != EINTR)
-                n = error_sys(err, -errno, "writing a temporary file");
-            done += wrote > 0 ? wrote : 0;
-        }
+        int wrote = n > 0 ? fd_write_at(fd, buf, (uint64_t)n, at) : 0;
+        if (wrote < 0)
+            n = error_sys(err, wrote, "writing a temporary file");
         rc = n < 0 ? (int)n : n == 0 ? error_set(err, LEAT_STALE, "%.300s became shorter", job->from) : 0;
         at += n > 0 ? (uint64_t)n : 0;
     }

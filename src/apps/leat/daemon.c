@@ -150,21 +150,14 @@ static void show_object(const json_t *object, unsigned depth)
     }
 }
 
-int cmd_status(struct cli *cli, int argc, char **argv)
+int cmd_status(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
     enum leat_query query = LEAT_QUERY_STATUS;
-    const char *arg;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0)
+    for (const struct cli_given *o = cli->given; o->id; o++)
         query = LEAT_QUERY_METRICS;
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc != first)
-        return cli_usage_error(cli, "%s: no argument is expected", argv[first]);
     AUTO_CLIENT struct leat_client *client = NULL;
     AUTO_TEXT char *text = NULL;
-    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
+    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, &client);
     if (rc == 0)
         rc = leat_query(client, query, NULL, &text, &cli->err);
     if (rc < 0)
@@ -190,7 +183,6 @@ static int print_stopped(const struct cli *cli, bool stopped, const char *socket
     if (cli->json) {
         struct cli_json j;
         json_begin(&j, stdout, false);
-        json_open(&j, NULL, '{');
         json_bool(&j, "stopped", stopped);
         json_text(&j, "socket", socket);
         json_close(&j, '}');
@@ -200,20 +192,13 @@ static int print_stopped(const struct cli *cli, bool stopped, const char *socket
     return CLI_OK;
 }
 
-int cmd_stop(struct cli *cli, int argc, char **argv)
+int cmd_stop(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
     int force = 0;
-    const char *arg;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0)
+    for (const struct cli_given *o = cli->given; o->id; o++)
         force = 1;
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc != first)
-        return cli_usage_error(cli, "%s: no argument is expected", argv[first]);
     AUTO_CLIENT struct leat_client *client = NULL;
-    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
+    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, &client);
     if (rc == LEAT_NOT_FOUND)
         return print_stopped(cli, false, NULL, cli->err.message);
     AUTO_FREE char *socket = rc == 0 ? strdup(leat_client_socket(client)) : NULL;
@@ -226,23 +211,16 @@ int cmd_stop(struct cli *cli, int argc, char **argv)
     return print_stopped(cli, true, socket, note);
 }
 
-int cmd_drop(struct cli *cli, int argc, char **argv)
+int cmd_drop(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
     unsigned flags = 0;
-    const char *arg;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0)
+    for (const struct cli_given *o = cli->given; o->id; o++)
         flags |= LEAT_DROP_FORCE;
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc - first != 1)
-        return cli_usage_error(cli, "give one set's name");
-    const char *name = argv[first];
+    const char *name = cli->operands[0];
     if (address_of(name) == ADDRESS_SET)
         name += 7;
     AUTO_CLIENT struct leat_client *client = NULL;
-    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
+    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, &client);
     if (rc == 0)
         rc = leat_drop(client, name, flags, cli->timeout_ns, &cli->err);
     if (rc < 0)
@@ -250,7 +228,6 @@ int cmd_drop(struct cli *cli, int argc, char **argv)
     if (cli->json) {
         struct cli_json j;
         json_begin(&j, stdout, false);
-        json_open(&j, NULL, '{');
         json_text(&j, "dropped", name);
         json_close(&j, '}');
     } else if (!cli->quiet) {

@@ -7,6 +7,7 @@
 #include <stdarg.h>
 
 #include "apps/leat/cli.h"
+#include "base/fdio.h"
 
 int doctor_read(const struct doctor *d, const char *path, char *out, size_t cap)
 {
@@ -14,21 +15,7 @@ int doctor_read(const struct doctor *d, const char *path, char *out, size_t cap)
     if ((size_t)snprintf(full, sizeof(full), "%s%s", d->root, path) >= sizeof(full))
         return -ENAMETOOLONG;
     AUTO_CLOSE int fd = open(full, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    size_t len = 0;
-    while (len < cap - 1) {
-        ssize_t n = read(fd, out + len, cap - 1 - len);
-        if (n < 0)
-            return -errno;
-        if (n == 0)
-            break;
-        len += (size_t)n;
-    }
-    while (len && (out[len - 1] == '\n' || out[len - 1] == ' '))
-        len--;
-    out[len] = '\0';
-    return 0;
+    return fd < 0 ? -errno : fd_read_text(fd, out, cap);
 }
 
 int doctor_read_u64(const struct doctor *d, const char *path, uint64_t *ret)
@@ -231,24 +218,17 @@ static void print_finding(struct cli_json *j, const struct cli *cli, const struc
         printf("%20s mend:  %s\n", "", f->mend);
 }
 
-int cmd_doctor(struct cli *cli, int argc, char **argv)
+int cmd_doctor(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
     struct doctor d = {.measure = true};
     bool strict = false;
-    const char *arg;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
-        if (id == 300 && cli_parse_size(arg, &d.pool_bytes) < 0)
-            return cli_usage_error(cli, "--pool %s: give a size, as 512M or 4G", arg);
-        d.measure = d.measure && id != 310;
-        strict = strict || id == 311;
+    for (const struct cli_given *o = cli->given; o->id; o++) {
+        if (o->id == 300 && cli_parse_size(o->arg, &d.pool_bytes) < 0)
+            return cli_usage_error(cli, "--pool %s: give a size, as 512M or 4G", o->arg);
+        d.measure = d.measure && o->id != 310;
+        strict = strict || o->id == 311;
     }
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc - first > 1)
-        return cli_usage_error(cli, "%s: one path at most", argv[first + 1]);
-    d.path = argc > first ? argv[first] : NULL;
+    d.path = cli->noperands ? cli->operands[0] : NULL;
     d.root = getenv("LEAT_DOCTOR_ROOT");
     d.recorded = d.root && *d.root;
     if (!d.recorded)
@@ -263,10 +243,9 @@ int cmd_doctor(struct cli *cli, int argc, char **argv)
     if (d.pool_bytes == 0)
         d.pool_bytes = d.spare_bytes;
 
-    struct cli_json j;
-    json_begin(&j, stdout, false);
+    struct cli_json j = {0};
     if (cli->json) {
-        json_open(&j, NULL, '{');
+        json_begin(&j, stdout, false);
         json_u64(&j, "pool_bytes", d.pool_bytes);
         json_open(&j, "checks", '[');
     }

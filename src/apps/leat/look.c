@@ -28,7 +28,7 @@ int cli_open_set(struct cli *cli, const char *text, struct leat_client **ret_cli
         if (!uri)
             return rc;
     }
-    rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, ret_client);
+    rc = cli_connect(cli, LEAT_CONNECT_NO_START, ret_client);
     if (rc < 0)
         return rc;
     struct leat_open_options options = {
@@ -82,7 +82,7 @@ void look_print_sets(const json_t *sets, bool full)
 static int list_sets(struct cli *cli, bool full)
 {
     AUTO_CLIENT struct leat_client *client = NULL;
-    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
+    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, &client);
     AUTO_TEXT char *text = NULL;
     if (rc == 0)
         rc = leat_query(client, LEAT_QUERY_LIST, NULL, &text, &cli->err);
@@ -117,10 +117,9 @@ static int list_keys(struct cli *cli, const char *name, const char *prefix, bool
     int rc = cli_open_set(cli, name, &client, &ws);
     if (rc < 0)
         return cli_fail(cli, rc);
-    struct cli_json j;
-    json_begin(&j, stdout, false);
+    struct cli_json j = {0};
     if (cli->json) {
-        json_open(&j, NULL, '{');
+        json_begin(&j, stdout, false);
         json_text(&j, "name", name);
         json_open(&j, "keys", '[');
     }
@@ -155,42 +154,34 @@ static int list_keys(struct cli *cli, const char *name, const char *prefix, bool
     return CLI_OK;
 }
 
-int cmd_ls(struct cli *cli, int argc, char **argv)
+int cmd_ls(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
     struct backend_config remote = {0};
     bool full = false, recursive = false, of_s3 = false;
     uint64_t limit = UINT64_MAX;
-    const char *arg;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
-        if (id == 'l')
+    for (const struct cli_given *o = cli->given; o->id; o++) {
+        if (o->id == 'l')
             full = true;
-        else if (id == 'r')
+        else if (o->id == 'r')
             of_s3 = recursive = true;
-        else if (remote_option(&remote, id, arg))
+        else if (remote_option(&remote, o))
             of_s3 = true;
-        else if (cli_parse_index(arg, UINT64_MAX, &limit) < 0 || *arg == '-')
-            return cli_usage_error(cli, "--limit %s: give a number", arg);
+        else if (cli_parse_index(o->arg, UINT64_MAX, &limit) < 0 || *o->arg == '-')
+            return cli_usage_error(cli, "--limit %s: give a number", o->arg);
     }
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc - first > 2)
-        return cli_usage_error(cli, "%s: a name and a prefix at most", argv[first + 2]);
-    if (argc - first > 0 && backend_uri(argv[first])) {
-        if (argc - first > 1)
-            return cli_usage_error(cli, "%s: one address at a time", argv[first + 1]);
-        if (strcasecmp(argv[first], "s3://") == 0)
+    const char *name = cli->noperands ? cli->operands[0] : NULL;
+    const char *prefix = cli->noperands > 1 ? cli->operands[1] : "";
+    if (name && backend_uri(name)) {
+        if (cli->noperands > 1)
+            return cli_usage_error(cli, "%s: one address at a time", prefix);
+        if (strcasecmp(name, "s3://") == 0)
             return cli_usage_error(cli, "s3://: give a bucket, s3://BUCKET; `aws s3 ls` lists buckets");
-        if (cli->timeout_ns && cli->timeout_ns != UINT64_MAX)
-            remote.timeout_ns = cli->timeout_ns;
-        return remote_list(cli, &remote, argv[first], full, recursive, limit);
+        remote_begin(cli, &remote);
+        return remote_list(cli, &remote, name, full, recursive, limit);
     }
     if (of_s3)
         return cli_usage_error(cli, "-r and the options of S3 are for s3://BUCKET/PREFIX");
-    if (argc == first)
-        return list_sets(cli, full);
-    return list_keys(cli, argv[first], argc - first == 2 ? argv[first + 1] : "", full, limit);
+    return name ? list_keys(cli, name, prefix, full, limit) : list_sets(cli, full);
 }
 
 /* --- stat ---------------------------------------------------------------------------------------------------- */
@@ -235,7 +226,6 @@ static void stat_json(struct leat_ws *ws, const struct leat_ws_stat *stat)
 {
     struct cli_json j;
     json_begin(&j, stdout, false);
-    json_open(&j, NULL, '{');
     json_text(&j, "uri", leat_ws_uri(ws));
     json_text(&j, "fingerprint", leat_ws_fingerprint(ws));
     json_u64(&j, "samples", stat->samples);
@@ -315,19 +305,12 @@ static void stat_text(const struct leat_ws *ws, const struct leat_ws_stat *s)
     }
 }
 
-int cmd_stat(struct cli *cli, int argc, char **argv)
+int cmd_stat(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
-    const char *arg;
-    int first = 0, id = cli_next_option(cli, &parse, &arg, &first);
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc - first != 1)
-        return cli_usage_error(cli, "give one set's name or URI");
     AUTO_CLIENT struct leat_client *client = NULL;
     AUTO_WS struct leat_ws *ws = NULL;
     struct leat_ws_stat stat = {.size = sizeof(stat)};
-    int rc = cli_open_set(cli, argv[first], &client, &ws);
+    int rc = cli_open_set(cli, cli->operands[0], &client, &ws);
     if (rc == 0)
         rc = leat_ws_stat(ws, &stat, &cli->err);
     if (rc < 0)
@@ -414,7 +397,6 @@ static void cat_json(const struct leat_ws *ws, uint64_t index, unsigned field, c
     leat_ws_field(ws, field, &f);
     struct cli_json j;
     json_begin(&j, stdout, false);
-    json_open(&j, NULL, '{');
     json_str(&j, "key", key ? key : "", key ? len : 0);
     json_u64(&j, "index", index);
     json_text(&j, "field", f.name);
@@ -428,39 +410,33 @@ static void cat_json(const struct leat_ws *ws, uint64_t index, unsigned field, c
     json_close(&j, '}');
 }
 
-int cmd_cat(struct cli *cli, int argc, char **argv)
+int cmd_cat(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
-    const char *field_name = NULL, *arg;
+    const char *field_name = NULL, *set = cli->operands[0], *sample = cli->operands[1];
     bool number = false, force = false;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
-        if (id == 306)
-            field_name = arg;
-        else if (id == 307)
+    for (const struct cli_given *o = cli->given; o->id; o++) {
+        if (o->id == 306)
+            field_name = o->arg;
+        else if (o->id == 307)
             number = true;
         else
             force = true;
     }
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc - first != 2)
-        return cli_usage_error(cli, "give a set's name, then a key or an index");
     AUTO_CLIENT struct leat_client *client = NULL;
     AUTO_WS struct leat_ws *ws = NULL;
-    int rc = cli_open_set(cli, argv[first], &client, &ws);
+    int rc = cli_open_set(cli, set, &client, &ws);
     if (rc < 0)
         return cli_fail(cli, rc);
     int field = choose_field(cli, ws, field_name);
     if (field < 0)
         return field == -2 ? CLI_USAGE : CLI_NOT_FOUND;
     uint64_t index, bytes = 0, got = 0;
-    rc = choose_sample(cli, ws, argv[first], argv[first + 1], number, &index);
+    rc = choose_sample(cli, ws, set, sample, number, &index);
     if (rc)
         return rc;
     rc = leat_ws_field_bytes(ws, index, (unsigned)field, &bytes);
     if (rc == LEAT_NOT_FOUND)
-        return cli_error(cli, CLI_NOT_FOUND, "sample %s has no such field", argv[first + 1]);
+        return cli_error(cli, CLI_NOT_FOUND, "sample %s has no such field", sample);
     if (rc < 0)
         return cli_fail(cli, rc);
     AUTO_FREE unsigned char *data = malloc(bytes ? bytes : 1);
@@ -475,8 +451,7 @@ int cmd_cat(struct cli *cli, int argc, char **argv)
     }
     if (!force && isatty(STDOUT_FILENO) && looks_binary(data, got))
         return cli_error(cli, CLI_FAILURE,
-                         "%s is binary and this is a terminal: send it to a file, or insist with -f",
-                         argv[first + 1]);
+                         "%s is binary and this is a terminal: send it to a file, or insist with -f", sample);
     fwrite(data, 1, got, stdout);
     return CLI_OK;
 }

@@ -197,11 +197,6 @@ void cli_print_text(FILE *out, const char *s)
 
 /* --- JSON ---------------------------------------------------------------------------------------------------- */
 
-void json_begin(struct cli_json *j, FILE *out, bool lines)
-{
-    *j = (struct cli_json){.out = out, .lines = lines, .first = true};
-}
-
 static void json_quote(FILE *out, const char *s, size_t len)
 {
     const unsigned char *u = (const unsigned char *)s;
@@ -246,6 +241,12 @@ void json_open(struct cli_json *j, const char *key, char bracket)
     fputc(bracket, j->out);
     j->depth++;
     j->first = true;
+}
+
+void json_begin(struct cli_json *j, FILE *out, bool lines)
+{
+    *j = (struct cli_json){.out = out, .lines = lines, .first = true};
+    json_open(j, NULL, '{');
 }
 
 void json_close(struct cli_json *j, char bracket)
@@ -313,4 +314,17 @@ void json_base64(struct cli_json *j, const char *key, const void *data, size_t b
         fwrite(four, 1, 4, j->out);
     }
     fputc('"', j->out);
+}
+
+void json_result_begin(struct cli_json *j, const struct cli *cli)
+{
+    json_begin(j, stdout, cli->progress == CLI_PROGRESS_JSON);
+    if (cli->progress == CLI_PROGRESS_JSON)
+        json_text(j, "event", "done");
+}
+
+void json_result_end(struct cli_json *j, double seconds)
+{
+    json_double(j, "seconds", seconds);
+    json_close(j, '}');
 }

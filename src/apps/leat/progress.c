@@ -167,7 +167,6 @@ int progress_report(const struct leat_progress *report, void *user)
     if (p->json) {
         struct cli_json j;
         json_begin(&j, stdout, true);
-        json_open(&j, NULL, '{');
         json_text(&j, "event", "progress");
         json_text(&j, "stage", stage_name(p->stage));
         json_u64(&j, "samples_done", report->samples_done);

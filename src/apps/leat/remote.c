@@ -6,9 +6,10 @@
 #include <signal.h>
 #include <time.h>
 
-bool remote_option(struct backend_config *config, int id, const char *arg)
+bool remote_option(struct backend_config *config, const struct cli_given *option)
 {
-    switch (id) {
+    const char *arg = option->arg;
+    switch (option->id) {
     case 360:
         config->endpoint = arg;
         return true;
@@ -28,6 +29,13 @@ bool remote_option(struct backend_config *config, int id, const char *arg)
     default:
         return false;
     }
+}
+
+void remote_begin(const struct cli *cli, struct backend_config *config)
+{
+    if (cli->timeout_ns && cli->timeout_ns != UINT64_MAX)
+        config->timeout_ns = cli->timeout_ns;
+    signal(SIGPIPE, SIG_IGN);
 }
 
 void remote_time(int64_t t, char out[24])
@@ -98,13 +106,11 @@ int remote_list(struct cli *cli, const struct backend_config *config, const char
     struct listing l = {.full = full, .limit = limit};
     const char *slash = strrchr(uri, '/');
     l.shown_from = slash && slash - uri > 4 ? (size_t)(slash - uri) + 1 : strlen(uri) + 1;
-    signal(SIGPIPE, SIG_IGN); /* `leat ls ... | head` ends by EPIPE */
     int rc = backend_new(config, &b, &cli->err);
     if (rc < 0)
         return cli_fail(cli, rc);
     if (cli->json) {
         json_begin(&j, stdout, false);
-        json_open(&j, NULL, '{');
         json_text(&j, "uri", uri);
         json_open(&j, "objects", '[');
         l.j = &j;

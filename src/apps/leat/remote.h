@@ -24,8 +24,10 @@
         365, "ca-bundle", "FILE", "certificates to trust (default: AWS_CA_BUNDLE, or the system's)"          \
     }
 
-/* True: it was one of REMOTE_OPTIONS. `arg` is kept, not copied. */
-bool remote_option(struct backend_config *config, int id, const char *arg);
+/* True: it was one of REMOTE_OPTIONS. Its argument is kept, not copied. */
+bool remote_option(struct backend_config *config, const struct cli_given *option);
+/* --timeout, and no end by SIGPIPE, as in `leat ls ... | head`. */
+void remote_begin(const struct cli *cli, struct backend_config *config);
 int remote_list(struct cli *cli, const struct backend_config *config, const char *uri, bool full,
                 bool recursive, uint64_t limit); /* an enum cli_exit */
 /* "2026-11-21 18:45:34", of this place; 16 blanks and more where it is not known. */

@@ -253,11 +253,9 @@ static int find_in_parts(const struct replay *r, uint64_t place, size_t *ret_par
 static int print_samples(struct cli *cli, const struct leat_order *order, const struct replay *r,
                          const struct leat_ws *ws, uint64_t first, uint64_t end)
 {
-    struct cli_json j;
-    if (cli->json) {
-        json_begin(&j, stdout, false);
+    struct cli_json j = {.out = stdout, .first = true};
+    if (cli->json)
         json_open(&j, NULL, '[');
-    }
     for (uint64_t p = first; p < end; p++) {
         char buf[LEAT_KEY_BUF];
         size_t len = 0;
@@ -370,24 +368,20 @@ static int replay_step(struct cli *cli, const struct replay *r, uint64_t number,
     return rc;
 }
 
-int cmd_replay(struct cli *cli, int argc, char **argv)
+int cmd_replay(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
-    const char *arg, *path = NULL;
+    const char *path = NULL;
     uint64_t step = UINT64_MAX, rank = UINT64_MAX, world = UINT64_MAX, epoch = UINT64_MAX;
     bool good = true;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
-        if (id == 330)
-            path = arg;
+    for (const struct cli_given *o = cli->given; o->id; o++) {
+        if (o->id == 330)
+            path = o->arg;
         else
-            good = good && parse_u64(arg, id == 331   ? &step
-                                          : id == 332 ? &rank
-                                          : id == 333 ? &world
-                                                      : &epoch);
+            good = good && parse_u64(o->arg, o->id == 331   ? &step
+                                             : o->id == 332 ? &rank
+                                             : o->id == 333 ? &world
+                                                            : &epoch);
     }
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
     if (!good || world == 0)
         return cli_usage_error(cli, "steps, ranks and epochs are whole numbers");
     if (!path || step == UINT64_MAX)
@@ -407,11 +401,11 @@ int cmd_replay(struct cli *cli, int argc, char **argv)
         r.epoch = epoch;
     bool all = rank == UINT64_MAX;
     size_t wanted = MAX(r.nparts, (size_t)1);
-    if (!rc && first < argc && (size_t)(argc - first) != wanted)
+    if (!rc && cli->noperands && (size_t)cli->noperands != wanted)
         rc = cli_usage_error(cli, "give no set, or %zu, as many as the state is of", wanted);
     if (!rc)
         rc = replay_step(cli, &r, step, all ? 0 : rank, world == UINT64_MAX ? 0 : world, all,
-                         first < argc ? argv + first : NULL);
+                         cli->noperands ? cli->operands : NULL);
     free(r.skips);
     free(r.runs);
     free(r.parts);

@@ -300,24 +300,17 @@ static int run(const struct scrub *s)
     return rc < 0 ? cli_fail(s->cli, rc) : cli_finish(s->cli, show(s, doc));
 }
 
-int cmd_scrub(struct cli *cli, int argc, char **argv)
+int cmd_scrub(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
     struct scrub s = {.cli = cli};
-    const char *arg;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
-        s.now |= id == OPT_NOW;
-        s.stop |= id == OPT_STOP;
-        s.no_wait |= id == OPT_NO_WAIT;
-        if (id == OPT_TOKEN)
-            s.token_file = arg;
-        remote_option(&s.remote, id, arg);
+    for (const struct cli_given *o = cli->given; o->id; o++) {
+        s.now |= o->id == OPT_NOW;
+        s.stop |= o->id == OPT_STOP;
+        s.no_wait |= o->id == OPT_NO_WAIT;
+        if (o->id == OPT_TOKEN)
+            s.token_file = o->arg;
+        remote_option(&s.remote, o);
     }
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (first < argc)
-        return cli_usage_error(cli, "no argument is expected, not %s", argv[first]);
     if (s.now && s.stop)
         return cli_usage_error(cli, "--now and --stop exclude each other");
     if (s.no_wait && !s.now)

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 
 #include "apps/leat/cli.h"
+#include "base/fdio.h"
 #include "base/log.h"
 #include "serve/s3/keys.h"
 #include "serve/serve.h"
@@ -95,17 +96,6 @@ static char *home_path(const char *variable, const char *below_home, const char 
     return asprintf(&path, "%s/%s/leat/%s", home, below_home, name) < 0 ? NULL : path;
 }
 
-/* A folder of the default's way that is not there yet; what the user names himself has to have a parent. */
-static void make_parents(const char *path)
-{
-    AUTO_FREE char *copy = strdup(path);
-    for (char *p = copy ? copy + 1 : NULL; p && (p = strchr(p, '/')); p++) {
-        *p = 0;
-        mkdir(copy, 0700);
-        *p = '/';
-    }
-}
-
 static int set(struct cli *cli, struct serve_config *c, const char *section, const char *key,
                const char *value)
 {
@@ -121,7 +111,7 @@ static int defaults(struct cli *cli, struct serve_config *c, bool *ret_new_keys)
         AUTO_FREE char *path = home_path("XDG_DATA_HOME", ".local/share", "store");
         if (!path)
             return error_set(&cli->err, LEAT_INVALID, "no --store, and no HOME to make one in");
-        make_parents(path);
+        fd_make_parents(path);
         rc = set(cli, c, "store", "paths", path);
     }
     if (rc == 0 && !c->keys_file && !c->anonymous) {
@@ -134,12 +124,10 @@ static int defaults(struct cli *cli, struct serve_config *c, bool *ret_new_keys)
     return rc;
 }
 
-static void say_json(const struct cli *cli, const struct serve *serve, const struct serve_config *c)
+static void say_json(const struct serve *serve, const struct serve_config *c)
 {
     struct cli_json j;
-    (void)cli;
     json_begin(&j, stdout, true);
-    json_open(&j, NULL, '{');
     json_open(&j, "endpoints", '[');
     for (unsigned i = 0; serve_endpoint(serve, i); i++)
         json_text(&j, NULL, serve_endpoint(serve, i));
@@ -205,7 +193,7 @@ static void say(const struct cli *cli, const struct serve *serve, const struct s
     char endpoint[300];
     for_tools(serve, endpoint, sizeof(endpoint));
     if (cli->json) {
-        say_json(cli, serve, c);
+        say_json(serve, c);
         return;
     }
     if (cli->quiet)
@@ -286,28 +274,22 @@ static int set_option(struct cli *cli, struct serve_config *c, int id, const cha
     return 0;
 }
 
-int cmd_serve(struct cli *cli, int argc, char **argv)
+int cmd_serve(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
     struct serve_config c;
-    const char *arg;
-    int first = 0, id, rc = 0;
+    int rc = 0;
     bool new_keys = false;
     serve_config_init(&c);
-    while (rc == 0 && (id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
-        new_keys |= id == OPT_NEW_KEYS;
-        c.anonymous |= id == OPT_ANONYMOUS;
-        c.forget_missing |= id == OPT_FORGET_MISSING;
-        c.disks_encrypted |= id == OPT_DISKS_ENCRYPTED;
-        rc = set_option(cli, &c, id, arg);
+    for (const struct cli_given *o = cli->given; rc == 0 && o->id; o++) {
+        new_keys |= o->id == OPT_NEW_KEYS;
+        c.anonymous |= o->id == OPT_ANONYMOUS;
+        c.forget_missing |= o->id == OPT_FORGET_MISSING;
+        c.disks_encrypted |= o->id == OPT_DISKS_ENCRYPTED;
+        rc = set_option(cli, &c, o->id, o->arg);
     }
     int result;
     if (rc < 0)
         result = cli_usage_error(cli, "%s", cli->err.message);
-    else if (id < 0)
-        result = id == -2 ? CLI_OK : CLI_USAGE;
-    else if (first < argc)
-        result = cli_usage_error(cli, "unexpected argument %s", argv[first]);
     else if (new_keys && !c.keys_file)
         result = cli_usage_error(cli, "--new-keys makes the file that --keys names");
     else

@@ -102,25 +102,18 @@ static int watch(struct cli *cli, struct leat_client *client, uint64_t every_ns,
     }
 }
 
-int cmd_top(struct cli *cli, int argc, char **argv)
+int cmd_top(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
     uint64_t every_ns = 2 * NS_PER_S;
     bool once = false;
-    const char *arg;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
-        if (id == 381)
+    for (const struct cli_given *o = cli->given; o->id; o++) {
+        if (o->id == 381)
             once = true;
-        else if (cli_parse_seconds(arg, &every_ns) < 0 || every_ns < NS_PER_S / 10)
-            return cli_usage_error(cli, "--interval %s: give seconds, 0.1 or more", arg);
+        else if (cli_parse_seconds(o->arg, &every_ns) < 0 || every_ns < NS_PER_S / 10)
+            return cli_usage_error(cli, "--interval %s: give seconds, 0.1 or more", o->arg);
     }
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc != first)
-        return cli_usage_error(cli, "%s: no argument is expected", argv[first]);
     AUTO_CLIENT struct leat_client *client = NULL;
-    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
+    int rc = cli_connect(cli, LEAT_CONNECT_NO_START, &client);
     struct sigaction action = {.sa_handler = on_end,
                                .sa_flags = SA_RESETHAND}; /* no restart: it wakes us up */
     sigaction(SIGINT, &action, NULL);

@@ -238,7 +238,6 @@ static void print_json(const struct topo *topo, const struct ask *ask, const str
 {
     struct cli_json j;
     json_begin(&j, stdout, false);
-    json_open(&j, NULL, '{');
     json_open(&j, "nics", '[');
     for (unsigned i = 0; i < topo->nnics; i++)
         if (shown(&topo->nics[i], ask))
@@ -352,46 +351,39 @@ static int look(struct cli *cli, struct ask *ask)
     return code;
 }
 
-int cmd_topo(struct cli *cli, int argc, char **argv)
+int cmd_topo(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
     struct ask ask = {.request.gpu = TOPO_GPU_FROM_ENV};
-    const char *arg;
     uint64_t gpu;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
-        switch (id) {
+    for (const struct cli_given *o = cli->given; o->id; o++) {
+        switch (o->id) {
         case 320:
-            ask.root = arg;
+            ask.root = o->arg;
             break;
         case 321:
-            if (strcmp(arg, "none") == 0)
+            if (strcmp(o->arg, "none") == 0)
                 ask.request.gpu = TOPO_GPU_NONE;
-            else if (cli_parse_index(arg, TOPO_GPUS_MAX, &gpu) == 0 && arg[0] != '-')
+            else if (cli_parse_index(o->arg, TOPO_GPUS_MAX, &gpu) == 0 && o->arg[0] != '-')
                 ask.request.gpu = (int)gpu;
             else
                 return cli_usage_error(
-                    cli, "--gpu %s: give a GPU's number, as `leat topo` counts them, or none", arg);
+                    cli, "--gpu %s: give a GPU's number, as `leat topo` counts them, or none", o->arg);
             break;
         case 322:
-            if (topo_cpus_parse(arg, &ask.cpus) != 0 || topo_cpus_empty(&ask.cpus))
-                return cli_usage_error(cli, "--cpus %s: give a list, as 0-3,8", arg);
+            if (topo_cpus_parse(o->arg, &ask.cpus) != 0 || topo_cpus_empty(&ask.cpus))
+                return cli_usage_error(cli, "--cpus %s: give a list, as 0-3,8", o->arg);
             ask.has_cpus = true;
             break;
         case 323:
-            ask.request.rails = arg;
+            ask.request.rails = o->arg;
             break;
         case 324:
-            ask.record = arg;
+            ask.record = o->arg;
             break;
         default:
             ask.all = true;
         }
     }
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc > first)
-        return cli_usage_error(cli, "%s: no argument is expected", argv[first]);
     /* The environment of this process says nothing about another host, nor about a process confined otherwise. */
     if (ask.request.gpu == TOPO_GPU_FROM_ENV && (ask.root || ask.has_cpus))
         ask.request.gpu = TOPO_GPU_NONE;

@@ -4,6 +4,7 @@
  * path is left out.
  */
 #include "apps/leat/topo.h"
+#include "base/array.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -22,15 +23,7 @@ static bool first_time(struct topo_record *r, const char *path)
     for (unsigned i = 0; i < r->nseen; i++)
         if (strcmp(r->seen[i], path) == 0)
             return false;
-    if (r->nseen == r->cap) {
-        char **more = realloc(r->seen, (r->cap ? r->cap * 2 : 256) * sizeof(*more));
-        if (!more)
-            return !(r->failed = ENOMEM);
-        r->seen = more;
-        r->cap = r->cap ? r->cap * 2 : 256;
-    }
-    r->seen[r->nseen] = strdup(path);
-    if (!r->seen[r->nseen])
+    if (array_reserve(&r->seen, &r->cap, r->nseen + 1) < 0 || !(r->seen[r->nseen] = strdup(path)))
         return !(r->failed = ENOMEM);
     r->nseen++;
     return true;

@@ -68,21 +68,6 @@ static int take_dataset(struct cli *cli, int n, char **operands, char **ret_uri)
     return *ret_uri ? CLI_OK : cli_fail(cli, rc);
 }
 
-/* The last document of a command, a line of its own among progress lines. */
-static void result_begin(struct cli_json *j, const struct cli *cli)
-{
-    json_begin(j, stdout, cli->progress == CLI_PROGRESS_JSON);
-    json_open(j, NULL, '{');
-    if (cli->progress == CLI_PROGRESS_JSON)
-        json_text(j, "event", "done");
-}
-
-static void result_end(struct cli_json *j, double seconds)
-{
-    json_double(j, "seconds", seconds);
-    json_close(j, '}');
-}
-
 /* What takes long takes as long as it takes, unless --timeout was given. */
 static void open_begin(struct cli *cli, struct leat_open_options *options, struct progress *progress)
 {
@@ -99,7 +84,7 @@ static void print_loaded(const struct cli *cli, struct leat_ws *ws, const char *
     bool known = leat_ws_stat(ws, &stat, NULL) == 0;
     if (cli->json) {
         struct cli_json j;
-        result_begin(&j, cli);
+        json_result_begin(&j, cli);
         json_text(&j, "name", name);
         json_text(&j, "source", uri);
         json_text(&j, "uri", leat_ws_uri(ws));
@@ -115,7 +100,7 @@ static void print_loaded(const struct cli *cli, struct leat_ws *ws, const char *
             json_bool(&j, "streamed", stat.streamed);
             json_u64(&j, "version", stat.version);
         }
-        result_end(&j, seconds);
+        json_result_end(&j, seconds);
         return;
     }
     if (cli->quiet)
@@ -136,43 +121,36 @@ static void print_loaded(const struct cli *cli, struct leat_ws *ws, const char *
         printf("\n");
 }
 
-int cmd_preload(struct cli *cli, int argc, char **argv)
+int cmd_preload(struct cli *cli)
 {
     struct leat_open_options options = {.size = sizeof(options)};
-    struct cli_parse parse = {argc, argv};
     bool wait = true;
-    const char *arg;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0) {
-        switch (id) {
+    for (const struct cli_given *o = cli->given; o->id; o++) {
+        switch (o->id) {
         case 'n':
-            options.name = arg;
+            options.name = o->arg;
             break;
         case 300:
-            if (cli_parse_size(arg, &options.pool_bytes) < 0)
-                return cli_usage_error(cli, "--pool %s: give a size, as 512M or 4G", arg);
+            if (cli_parse_size(o->arg, &options.pool_bytes) < 0)
+                return cli_usage_error(cli, "--pool %s: give a size, as 512M or 4G", o->arg);
             break;
         case 301:
             options.flags |= LEAT_OPEN_PUBLIC;
             break;
         default:
-            wait = id == 302;
+            wait = o->id == 302;
         }
     }
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (first >= argc)
-        return cli_usage_error(cli, "which dataset?");
     if (!options.name)
         return cli_usage_error(cli, "--name NAME is needed: a set without a name ends with this command");
     if (dataset_name_check(options.name, &cli->err) < 0)
         return cli_usage_error(cli, "\"%s\": %s", options.name, cli->err.message);
     AUTO_FREE char *uri = NULL;
-    int rc = take_dataset(cli, argc - first, argv + first, &uri);
+    int rc = take_dataset(cli, cli->noperands, cli->operands, &uri);
     if (rc != CLI_OK)
         return rc;
     AUTO_CLIENT struct leat_client *client = NULL;
-    rc = cli_connect(cli, 0, 0, &client);
+    rc = cli_connect(cli, 0, &client);
     if (rc < 0)
         return cli_fail(cli, rc);
     struct progress progress;
@@ -189,25 +167,18 @@ int cmd_preload(struct cli *cli, int argc, char **argv)
     return CLI_OK;
 }
 
-int cmd_append(struct cli *cli, int argc, char **argv)
+int cmd_append(struct cli *cli)
 {
     struct leat_open_options options = {.size = sizeof(options)};
-    struct cli_parse parse = {argc, argv};
-    const char *arg;
-    int first = 0, id = cli_next_option(cli, &parse, &arg, &first);
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc - first < 2)
-        return cli_usage_error(cli, "give the set's name, then the dataset to add");
-    const char *name = argv[first];
+    const char *name = cli->operands[0];
     if (dataset_name_check(name, &cli->err) < 0)
         return cli_usage_error(cli, "\"%s\": %s", name, cli->err.message);
     AUTO_FREE char *uri = NULL;
-    int rc = take_dataset(cli, argc - first - 1, argv + first + 1, &uri);
+    int rc = take_dataset(cli, cli->noperands - 1, cli->operands + 1, &uri);
     if (rc != CLI_OK)
         return rc;
     AUTO_CLIENT struct leat_client *client = NULL;
-    rc = cli_connect(cli, LEAT_CONNECT_NO_START, 0, &client);
+    rc = cli_connect(cli, LEAT_CONNECT_NO_START, &client);
     if (rc < 0)
         return cli_fail(cli, rc);
     struct progress progress;
@@ -221,11 +192,11 @@ int cmd_append(struct cli *cli, int argc, char **argv)
     char count[32], took[SIZE_TEXT_MAX];
     if (cli->json) {
         struct cli_json j;
-        result_begin(&j, cli);
+        json_result_begin(&j, cli);
         json_text(&j, "name", name);
         json_text(&j, "source", uri);
         json_u64(&j, "samples", length);
-        result_end(&j, seconds);
+        json_result_end(&j, seconds);
     } else if (!cli->quiet) {
         printf("%s: %s samples now, in %s\n", name, cli_count(length, count), cli_duration(seconds, took));
     }
@@ -271,21 +242,14 @@ static int index_session(const struct dataset_spec *spec, const struct backend_c
     return rc;
 }
 
-int cmd_index(struct cli *cli, int argc, char **argv)
+int cmd_index(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
     struct backend_config remote = {.cancelled = progress_interrupted()};
     bool cache_ok = true;
-    const char *arg;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0)
-        if (!remote_option(&remote, id, arg))
+    for (const struct cli_given *o = cli->given; o->id; o++)
+        if (!remote_option(&remote, o))
             cache_ok = false;
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (first >= argc)
-        return cli_usage_error(cli, "which dataset?");
-    AUTO_FREE char *uri = cli_join_sources(cli, argc - first, argv + first);
+    AUTO_FREE char *uri = cli_join_sources(cli, cli->noperands, cli->operands);
     if (!uri)
         return CLI_USAGE;
     struct dataset_spec spec;
@@ -315,13 +279,13 @@ int cmd_index(struct cli *cli, int argc, char **argv)
     char count[32], payload[SIZE_TEXT_MAX], size[SIZE_TEXT_MAX], took[SIZE_TEXT_MAX];
     if (cli->json) {
         struct cli_json j;
-        result_begin(&j, cli);
+        json_result_begin(&j, cli);
         json_text(&j, "source", uri);
         json_text(&j, "index", path);
         json_u64(&j, "samples", summary.samples);
         json_u64(&j, "payload_bytes", summary.payload_bytes);
         json_u64(&j, "index_bytes", summary.index_bytes);
-        result_end(&j, seconds);
+        json_result_end(&j, seconds);
     } else if (!cli->quiet) {
         printf("%s: %s samples, %s; the index takes %s; %s\n", path, cli_count(summary.samples, count),
                size_format(summary.payload_bytes, payload), size_format(summary.index_bytes, size),
@@ -330,19 +294,12 @@ int cmd_index(struct cli *cli, int argc, char **argv)
     return CLI_OK;
 }
 
-int cmd_verify(struct cli *cli, int argc, char **argv)
+int cmd_verify(struct cli *cli)
 {
-    struct cli_parse parse = {argc, argv};
     unsigned flags = 0;
-    const char *arg;
-    int first = 0, id;
-    while ((id = cli_next_option(cli, &parse, &arg, &first)) > 0)
+    for (const struct cli_given *o = cli->given; o->id; o++)
         flags |= LEAT_VERIFY_SOURCE;
-    if (id < 0)
-        return id == -2 ? CLI_OK : CLI_USAGE;
-    if (argc - first != 1)
-        return cli_usage_error(cli, "give one set's name");
-    const char *name = argv[first];
+    const char *name = cli->operands[0];
     AUTO_CLIENT struct leat_client *client = NULL;
     AUTO_WS struct leat_ws *ws = NULL;
     int rc = cli_open_set(cli, name, &client, &ws);
@@ -359,13 +316,13 @@ int cmd_verify(struct cli *cli, int argc, char **argv)
     char count[32], took[SIZE_TEXT_MAX];
     if (cli->json) {
         struct cli_json j;
-        result_begin(&j, cli);
+        json_result_begin(&j, cli);
         json_text(&j, "name", name);
         json_u64(&j, "samples", leat_ws_length(ws));
         json_u64(&j, "bad", bad);
         json_bool(&j, "source_read", flags & LEAT_VERIFY_SOURCE);
         json_text(&j, "message", rc < 0 ? cli->err.message : NULL);
-        result_end(&j, seconds);
+        json_result_end(&j, seconds);
     }
     if (rc < 0) {
         cli_error(cli, CLI_CORRUPT, "%s: %s bad: %s", name, cli_count(bad, count), cli->err.message);

@@ -207,33 +207,40 @@ static int next_option(struct cli *cli, const struct tables *t, int argc, char *
     }
 }
 
-int cli_global_parse(struct cli *cli, int argc, char **argv, int *ret_first)
+static int check_operands(const struct cli *cli)
 {
-    struct tables t;
-    tables_make(&t, NULL);
-    optind = 0;
-    const char *arg;
-    int id = next_option(cli, &t, argc, argv, &arg);
-    *ret_first = optind;
-    return id;
+    const struct cli_command *c = cli->command;
+    if (cli->noperands < c->least)
+        return cli_usage_error(cli, "%s", c->wants);
+    if (cli->noperands > c->most)
+        return cli_usage_error(cli, "%s: %s", cli->operands[c->most],
+                               c->most ? c->wants : "no argument is expected");
+    return 0;
 }
 
-int cli_next_option(struct cli *cli, struct cli_parse *parse, const char **ret_arg, int *ret_first)
+int cli_parse(struct cli *cli, int argc, char **argv)
 {
     struct tables t;
+    const char *arg = NULL;
+    size_t n = 0, most = 1;
+    int id;
     tables_make(&t, cli->command);
-    if (!parse->started) {
-        optind = 0; /* GNU: begin anew, permute */
-        parse->started = true;
+    for (int i = 0; i < argc; i++)
+        most += strlen(argv[i]); /* letters may stand together */
+    cli->given = calloc(most, sizeof(*cli->given));
+    if (!cli->given) {
+        cli_error(cli, CLI_FAILURE, "out of memory");
+        return -1;
     }
-    int id = next_option(cli, &t, parse->argc, parse->argv, ret_arg);
-    if (id == 0) {
-        *ret_first = optind;
-        /* --progress=json is JSON throughout: the result is its last line. */
-        if (cli->progress == CLI_PROGRESS_JSON)
-            cli->json = true;
-    }
-    return id;
+    optind = 0; /* GNU: from the start, and permute */
+    while ((id = next_option(cli, &t, argc, argv, &arg)) > 0)
+        cli->given[n++] = (struct cli_given){id, arg};
+    cli->operands = argv + optind;
+    cli->noperands = argc - optind;
+    /* --progress=json is JSON throughout: the result is its last line. */
+    if (cli->progress == CLI_PROGRESS_JSON)
+        cli->json = true;
+    return id < 0 ? id : cli->command && check_operands(cli) ? -1 : 0;
 }
 
 static void print_options(FILE *out, const struct cli_option *o)
@@ -270,6 +277,8 @@ void cli_help(FILE *out, const struct cli_command *command)
     fprintf(out, "\noptions of all commands:\n");
     print_options(out, cli_global_options);
     fprintf(out, "\nexamples:\n");
-    for (const char *const *e = command->examples; *e; e++)
-        fprintf(out, "  %s\n", *e);
+    for (const char *e = command->examples, *end; *e; e = end + (*end == '\n')) {
+        end = strchrnul(e, '\n');
+        fprintf(out, "  %.*s\n", (int)(end - e), e);
+    }
 }
