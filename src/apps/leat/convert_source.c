@@ -135,9 +135,11 @@ static int take_member(void *ctx, const struct tar_member *m, struct leat_error 
 static int read_shard(struct convert_list *list, const char *path, struct leat_error *err)
 {
     AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
+    struct stat st;
+    if (fd < 0 || fstat(fd, &st) < 0)
         return error_sys(err, -errno, "%s", path);
-    return add_file(list, path) < 0 ? -ENOMEM : tar_walk(fd, path, take_member, list, err);
+    return add_file(list, path) < 0 ? -ENOMEM
+                                    : tar_walk(fd, 0, (uint64_t)st.st_size, path, take_member, list, err);
 }
 
 /* --- arrays ------------------------------------------------------------------------------------------------------ */

@@ -189,7 +189,7 @@ static int scan_shard(struct shards *all, uint32_t number, const char *root, str
     if (!S_ISREG(file.st.st_mode))
         return error_set(err, LEAT_INVALID, "%s: a directory, where a tar file is expected", s.path);
     rc = place_shard(all, &s, &file, root);
-    return rc < 0 ? rc : tar_walk(file.fd, s.path, take_here, &here, err);
+    return rc < 0 ? rc : tar_walk(file.fd, 0, s.bytes, s.path, take_here, &here, err);
 }
 
 static const char *sample_key(const struct shards *all, uint64_t i, size_t *ret_len)

@@ -2,8 +2,6 @@
 /* walk.c: headers are read through a small window, payload is stepped over. */
 #include "dataset/tar/walk.h"
 
-#include <sys/stat.h>
-
 #include "base/array.h"
 #include "base/fdio.h"
 #include "dataset/scan.h"
@@ -15,7 +13,7 @@
 struct walk {
     int fd;
     const char *path;
-    uint64_t bytes;
+    uint64_t from, bytes; /* of the descriptor; other offsets count from `from` */
     char *window;
     uint64_t window_offset, window_len, window_cap;
 };
@@ -25,11 +23,12 @@ static int window_get(struct walk *s, uint64_t offset, uint32_t want, uint64_t a
                       size_t *ret_len)
 {
     if (offset < s->window_offset || offset - s->window_offset + want > s->window_len) {
-        uint64_t bytes = MAX(ahead, (uint64_t)want);
+        uint64_t left = s->bytes - MIN(offset, s->bytes), bytes = MAX(ahead, (uint64_t)want);
+        bytes = MIN(bytes, left);
         int rc = array_reserve(&s->window, &s->window_cap, bytes);
         if (rc < 0)
             return rc;
-        int64_t n = fd_read_at(s->fd, s->window, bytes, offset);
+        int64_t n = fd_read_at(s->fd, s->window, bytes, s->from + offset);
         if (n < 0)
             return (int)n;
         s->window_offset = offset;
@@ -47,11 +46,11 @@ static int find_next_archive(struct walk *s, uint64_t *offset)
         const char *p;
         size_t len;
         /* A file of some KiB may claim to be a TiB, all hole. */
-        off_t data = lseek(s->fd, (off_t)*offset, SEEK_DATA);
+        off_t data = lseek(s->fd, (off_t)(s->from + *offset), SEEK_DATA);
         if (data < 0 && errno == ENXIO)
             break;
-        if (data > 0)
-            *offset = MAX(*offset, align_down((uint64_t)data, TAR_BLOCK));
+        if (data > (off_t)(s->from + *offset))
+            *offset = align_down((uint64_t)data - s->from, TAR_BLOCK);
         int rc = window_get(s, *offset, WINDOW_BYTES, WINDOW_BYTES, &p, &len);
         if (rc < 0)
             return rc;
@@ -97,12 +96,10 @@ static int members(struct walk *s, tar_member_fn member, void *ctx, struct leat_
     }
 }
 
-int tar_walk(int fd, const char *path, tar_member_fn member, void *ctx, struct leat_error *err)
+int tar_walk(int fd, uint64_t from, uint64_t bytes, const char *path, tar_member_fn member, void *ctx,
+             struct leat_error *err)
 {
-    struct stat st;
-    if (fstat(fd, &st) < 0)
-        return scan_error(-errno, path, err);
-    struct walk w = {.fd = fd, .path = path, .bytes = (uint64_t)st.st_size};
+    struct walk w = {.fd = fd, .path = path, .from = from, .bytes = bytes};
     int rc = members(&w, member, ctx, err);
     free(w.window);
     return rc;

@@ -2,14 +2,16 @@
 /*
  * archive_index.c: walks an archive's headers and remembers where its members are. What it is, is seen from its bytes, not from its name.
  *
- * Failure modes: those of wire/archive/tar.h and wire/archive/zip.h; a tar whose last member is cut off is LEAT_CORRUPT. Invariant: every payload lies within
+ * Failure modes: those of dataset/tar/walk.h and wire/archive/zip.h; a tar whose last member is cut off is LEAT_CORRUPT. Invariant: every payload lies within
  * the archive.
  */
 #include "serve/s3/archive_index.h"
 
 #include <xxhash.h>
 
-#include "wire/archive/tar.h"
+#include "base/array.h"
+#include "base/fdio.h"
+#include "dataset/tar/walk.h"
 #include "wire/archive/zip.h"
 
 #define WINDOW_BYTES (256 * KIB) /* where headers are close to each other */
@@ -27,17 +29,11 @@ struct walk {
 static int read_at(const struct archive_file *f, void *buf, uint64_t bytes, uint64_t offset,
                    struct leat_error *err)
 {
-    uint64_t done = 0;
-    while (done < bytes) {
-        ssize_t n = pread(f->fd, (char *)buf + done, bytes - done, (off_t)(f->offset + offset + done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return error_sys(err, n < 0 ? -errno : -EIO, "the archive cannot be read at offset %llu",
-                             (unsigned long long)(offset + done));
-        done += (uint64_t)n;
-    }
-    return 0;
+    int64_t n = fd_read_at(f->fd, buf, bytes, f->offset + offset);
+    return n == (int64_t)bytes
+               ? 0
+               : error_sys(err, n < 0 ? (int)n : -EIO, "the archive cannot be read at offset %llu",
+                           (unsigned long long)offset);
 }
 
 /* [offset, +want), which lie within the archive. */
@@ -49,14 +45,8 @@ static int look(struct walk *w, uint64_t offset, uint64_t want, const uint8_t **
     if (offset < w->at || offset + want > w->at + w->len) {
         bool near = offset >= w->at && offset - w->at <= w->len + NEAR_BYTES;
         uint64_t len = MAX(want, near ? WINDOW_BYTES : PEEK_BYTES);
-        if (len > w->cap) {
-            uint64_t cap = MAX(len, WINDOW_BYTES);
-            uint8_t *window = realloc(w->window, cap);
-            if (!window)
-                return -ENOMEM;
-            w->window = window;
-            w->cap = cap;
-        }
+        if (array_reserve(&w->window, &w->cap, len) < 0)
+            return -ENOMEM;
         len = MIN(len, w->file->bytes - offset);
         w->len = 0;
         int rc = read_at(w->file, w->window, len, offset, w->err);
@@ -134,37 +124,25 @@ static int table_make(struct walk *w)
 
 /* --- walking ------------------------------------------------------------------------------------------------------- */
 
-/* To the first end mark: of archives put end to end only the first one's members are found. */
+static int take_member(void *ctx, const struct tar_member *m, struct leat_error *err)
+{
+    struct walk *w = ctx;
+    if (m->bytes > w->file->bytes || m->data_offset > w->file->bytes - m->bytes)
+        return error_set(err, LEAT_CORRUPT, "the archive ends inside the member at offset %llu",
+                         (unsigned long long)m->header_offset);
+    if (m->type == '5')
+        return 0;
+    return add(w, m->path,
+               (struct archive_entry){.header_at = m->header_offset,
+                                      .at = m->data_offset,
+                                      .stored_bytes = m->bytes,
+                                      .bytes = m->bytes,
+                                      .type = m->type});
+}
+
 static int walk_tar(struct walk *w)
 {
-    struct walk_tar {
-        struct tar_parser p;
-        struct tar_member m;
-    } *t = malloc(sizeof(*t));
-    int rc = t ? TAR_MORE : -ENOMEM;
-    if (t)
-        tar_parser_init(&t->p);
-    while (rc >= 0 && rc != TAR_END) {
-        const uint8_t *buf = NULL;
-        uint64_t left = w->file->bytes - MIN(t->p.offset, w->file->bytes), want = MIN(left, t->p.want);
-        rc = look(w, t->p.offset, want, &buf);
-        if (rc == 0)
-            rc = tar_parser_feed(&t->p, buf, want, &t->m, w->err);
-        if (rc != TAR_MEMBER)
-            continue;
-        if (t->m.bytes > w->file->bytes || t->m.data_offset > w->file->bytes - t->m.bytes)
-            rc = error_set(w->err, LEAT_CORRUPT, "the archive ends inside the member at offset %llu",
-                           (unsigned long long)t->m.header_offset);
-        else if (t->m.type != '5')
-            rc = add(w, t->m.path,
-                     (struct archive_entry){.header_at = t->m.header_offset,
-                                            .at = t->m.data_offset,
-                                            .stored_bytes = t->m.bytes,
-                                            .bytes = t->m.bytes,
-                                            .type = t->m.type});
-    }
-    free(t);
-    return MIN(rc, 0);
+    return tar_walk(w->file->fd, w->file->offset, w->file->bytes, "the archive", take_member, w, w->err);
 }
 
 static int walk_zip(struct walk *w)

@@ -111,6 +111,40 @@ static void test_tar(void **state)
     close(tar.fd);
 }
 
+/* Archives put end to end are one, as for the scanner: of two members of one name the last one counts. */
+static void test_joined(void **state)
+{
+    static const char end[7 * TAR_BLOCK];
+    struct budget budget;
+    struct members *m;
+    struct leat_error err;
+    struct member got;
+    struct made tar = made_new();
+    budget_init(&budget, MIB);
+    assert_int_equal(members_new(&budget, &m), 0);
+    put_member(&tar, "one", '0', "of the first");
+    put_member(&tar, "both", '0', "early");
+    put(&tar, end, sizeof(end));
+    put_member(&tar, "two", '0', "of the second");
+    put_member(&tar, "both", '0', "late");
+    put(&tar, end, sizeof(end));
+    struct members_archive a = archive(&tar, 1);
+    expect(m, &a, "one", "of the first");
+    expect(m, &a, "two", "of the second");
+    expect(m, &a, "both", "late");
+    /* What is behind the object in the same descriptor is not a part of it. */
+    put_member(&tar, "three", '0', "of another object");
+    a.seq++;
+    assert_int_equal(members_find(m, &a, "three", &got, &err), LEAT_NOT_FOUND);
+    /* Behind an end mark is an archive, or nothing. */
+    put(&tar, "rubbish", 7);
+    struct members_archive b = archive(&tar, 3);
+    assert_int_equal(members_find(m, &b, "one", &got, &err), LEAT_CORRUPT);
+    members_free(m);
+    assert_int_equal(budget.used_bytes, 0);
+    close(tar.fd);
+}
+
 static void test_no_archive(void **state)
 {
     static const struct {
@@ -262,8 +296,8 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tar),          cmocka_unit_test(test_no_archive), cmocka_unit_test(test_cap),
-        cmocka_unit_test(test_many_at_once), cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_tar), cmocka_unit_test(test_joined),       cmocka_unit_test(test_no_archive),
+        cmocka_unit_test(test_cap), cmocka_unit_test(test_many_at_once), cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
