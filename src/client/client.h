@@ -147,8 +147,8 @@ int client_rpc_wait_any(struct leat_client *client, struct client_rpc_pending *c
                         const struct client_rpc_how *how, struct leat_error *err);
 /* A request whose reply, if any, nobody waits for. Failures show in the next call. */
 void client_rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out *body);
-void rpc_post_id(struct leat_client *client, uint16_t type,
-                 uint64_t id); /* of a message that is a proto_id */
+void client_rpc_post_id(struct leat_client *client, uint16_t type,
+                        uint64_t id); /* of a message that is a proto_id */
 /* The same of a short frame, or -EAGAIN: it would have had to wait. */
 int client_rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_out *body);
 /* Takes in what has come, without waiting. 0, or the code the connection died with. */

@@ -176,11 +176,11 @@ static void drop_reply(struct leat_client *c, struct net_reply *reply)
     struct proto_id granted; /* each of these replies begins with it */
     if (reply->frame.kind == PROTO_REPLY && reply->frame.status >= 0 && !proto_id_next(&in, &granted)) {
         if (type == PROTO_OPEN || type == PROTO_APPEND)
-            rpc_post_id(c, PROTO_CLOSE, granted.id);
+            client_rpc_post_id(c, PROTO_CLOSE, granted.id);
         else if (type == PROTO_FETCH)
-            rpc_post_id(c, PROTO_RELEASE, granted.id);
+            client_rpc_post_id(c, PROTO_RELEASE, granted.id);
         else if (type == PROTO_SCAN)
-            rpc_post_id(c, PROTO_SCAN_END, granted.id);
+            client_rpc_post_id(c, PROTO_SCAN_END, granted.id);
     }
     net_reply_fini(reply);
 }
@@ -291,7 +291,7 @@ void client_rpc_post(struct leat_client *client, uint16_t type, const struct byt
     send_frame(client, type, id, body, NULL, 0, client_deadline(client, 0));
 }
 
-void rpc_post_id(struct leat_client *client, uint16_t type, uint64_t id)
+void client_rpc_post_id(struct leat_client *client, uint16_t type, uint64_t id)
 {
     AUTO_BYTES struct bytes_out body = {0};
     proto_id_put(&body, &(struct proto_id){id});
@@ -397,7 +397,7 @@ int client_rpc_call(struct leat_client *client, uint16_t type, const struct byte
         return client_rpc_dead_error(client, err);
     if (rc == LEAT_INVALID)
         return error_set(err, rc, "a request of %zu bytes to the daemon is too long", body ? body->len : 0);
-    rpc_post_id(client, PROTO_CANCEL, w.id);
+    client_rpc_post_id(client, PROTO_CANCEL, w.id);
     if (rc == LEAT_TIMED_OUT)
         return error_set(err, rc, "the daemon at %s did not answer within the deadline", client->socket);
     return client_cancelled_error(err);
@@ -481,7 +481,7 @@ void client_rpc_forget(struct leat_client *client, struct client_rpc_pending *pe
 
 void client_rpc_cancel(struct leat_client *client, struct client_rpc_pending *pending)
 {
-    rpc_post_id(client, PROTO_CANCEL, pending->waiter.id);
+    client_rpc_post_id(client, PROTO_CANCEL, pending->waiter.id);
     client_rpc_forget(client, pending);
 }
 

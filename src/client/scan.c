@@ -115,7 +115,7 @@ void leat_scan_close(struct leat_scan *s)
     if (!s || client_forked(s->client))
         return;
     if (s->id)
-        rpc_post_id(s->client, PROTO_SCAN_END, s->id);
+        client_rpc_post_id(s->client, PROTO_SCAN_END, s->id);
     if (s->window)
         munmap((void *)(uintptr_t)s->window, s->window_bytes);
     proto_scanned_fini(&s->told);

@@ -79,7 +79,7 @@ void stream_release(struct stream_lease *lease)
 {
     if (!lease)
         return;
-    rpc_post_id(lease->ws->client, PROTO_RELEASE, lease->fetched.lease);
+    client_rpc_post_id(lease->ws->client, PROTO_RELEASE, lease->fetched.lease);
     proto_fetched_fini(&lease->fetched);
     free(lease);
 }

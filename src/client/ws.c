@@ -176,7 +176,7 @@ void ws_unref(struct leat_ws *ws)
         if (ws->windows[i].at)
             munmap((void *)(uintptr_t)ws->windows[i].at, ws->windows[i].bytes);
     if (ws->info.ws)
-        rpc_post_id(ws->client, PROTO_CLOSE, ws->info.ws);
+        client_rpc_post_id(ws->client, PROTO_CLOSE, ws->info.ws);
     if (ws->places_own)
         free((void *)(uintptr_t)ws->places);
     else if (ws->places)
