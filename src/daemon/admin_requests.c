@@ -54,20 +54,19 @@ int server_drop(struct server *s, const char *name, bool force, struct leat_erro
     return 0;
 }
 
-int requests_query(struct client *c, struct conn_message *m)
+int requests_query(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     AUTO_MESSAGE(query) q;
     if (proto_query_get(m->body, m->frame.body_bytes, &q) < 0)
         return LEAT_CORRUPT;
     struct server_view view = view_of(c->server);
-    struct leat_error err = {0};
     AUTO_MESSAGE(query_reply) answer = {0};
-    if (report_query(&view, q.query, q.arg, c->uid, c->gid, &answer.text, &err) < 0)
-        return requests_refuse(c, &m->frame, &err);
+    int rc = report_query(&view, q.query, q.arg, c->uid, c->gid, &answer.text, err);
+    if (rc < 0)
+        return rc;
     AUTO_BYTES struct bytes_out body = {0};
     proto_query_reply_put(&body, &answer);
-    conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, NULL, 0);
-    return 0;
+    return requests_reply(c, m, &body, NULL, 0);
 }
 
 static void drop_timeout(struct loop_timer *timer)
@@ -78,30 +77,24 @@ static void drop_timeout(struct loop_timer *timer)
     pending_refuse(p, &err);
 }
 
-int requests_drop(struct client *c, struct conn_message *m)
+int requests_drop(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     AUTO_MESSAGE(drop) d;
     if (proto_drop_get(m->body, m->frame.body_bytes, &d) < 0)
         return LEAT_CORRUPT;
-    struct leat_error err;
     struct wset *ws = pool_find(c->server->pool, d.name, c->uid, c->gid);
     /* Which private sources others have open is no one else's to learn. */
-    if (!ws || !wset_allows(ws, c->uid, c->gid)) {
-        error_set(&err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", d.name);
-        return requests_refuse(c, &m->frame, &err);
-    }
-    if (c->uid != ws->owner_uid && c->uid != 0) {
-        error_set(&err, LEAT_DENIED, "working set '%s' belongs to another user", d.name);
-        return requests_refuse(c, &m->frame, &err);
-    }
+    if (!ws || !wset_allows(ws, c->uid, c->gid))
+        return error_set(err, LEAT_NOT_FOUND, "no working set '%s' in the pool: see `leat ls`", d.name);
+    if (c->uid != ws->owner_uid && c->uid != 0)
+        return error_set(err, LEAT_DENIED, "working set '%s' belongs to another user", d.name);
     if (d.flags & LEAT_DROP_FORCE) {
         pool_drop(c->server->pool, ws, POOL_DROP_FORCE);
-        conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, NULL, 0);
-        return 0;
+        return requests_reply(c, m, NULL, NULL, 0);
     }
-    struct pending *p = pending_new(c, &m->frame, ws, PENDING_DROP, &err);
+    struct pending *p = pending_new(c, &m->frame, ws, PENDING_DROP, err);
     if (!p)
-        return requests_refuse(c, &m->frame, &err);
+        return err->code;
     if (pending_drop_advance(p))
         return 0;
     p->timer.fire = drop_timeout;
@@ -109,24 +102,19 @@ int requests_drop(struct client *c, struct conn_message *m)
     return 0;
 }
 
-int requests_stop(struct client *c, struct conn_message *m)
+int requests_stop(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     struct proto_stop stop;
     if (proto_stop_get(m->body, m->frame.body_bytes, &stop) < 0)
         return LEAT_CORRUPT;
     struct server *s = c->server;
-    struct leat_error err;
-    if (s->pool->config.opener.system && c->uid != 0 && c->uid != geteuid()) {
-        error_set(&err, LEAT_DENIED, "only its own user or root may stop a system daemon");
-        return requests_refuse(c, &m->frame, &err);
-    }
-    if (!stop.force && s->nclients > 1) {
-        error_set(&err, LEAT_BUSY,
-                  "%u other process%s use%s this daemon: stop them first, or stop it by force",
-                  s->nclients - 1, s->nclients == 2 ? "" : "es", s->nclients == 2 ? "s" : "");
-        return requests_refuse(c, &m->frame, &err);
-    }
-    conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, NULL, NULL, 0);
+    if (s->pool->config.opener.system && c->uid != 0 && c->uid != geteuid())
+        return error_set(err, LEAT_DENIED, "only its own user or root may stop a system daemon");
+    if (!stop.force && s->nclients > 1)
+        return error_set(err, LEAT_BUSY,
+                         "%u other process%s use%s this daemon: stop them first, or stop it by force",
+                         s->nclients - 1, s->nclients == 2 ? "" : "es", s->nclients == 2 ? "s" : "");
+    requests_reply(c, m, NULL, NULL, 0);
     log_info("stopped by pid %d", c->pid);
     loop_stop(s->loop);
     return 0;
@@ -169,19 +157,16 @@ static void verify_done(void *user, const struct verify_result *result)
     free(v);
 }
 
-int requests_verify(struct client *c, struct conn_message *m)
+int requests_verify(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     struct proto_verify asked;
     if (proto_verify_get(m->body, m->frame.body_bytes, &asked) < 0)
         return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, asked.ws);
+    struct wset *ws = client_handle(c, asked.ws, err);
     if (!ws)
-        return requests_unknown(c, &m->frame);
-    if (c->nverifying > 0) {
-        struct leat_error err;
-        error_set(&err, LEAT_BUSY, "this process runs a verification already");
-        return requests_refuse(c, &m->frame, &err);
-    }
+        return LEAT_STALE;
+    if (c->nverifying > 0)
+        return error_set(err, LEAT_BUSY, "this process runs a verification already");
     struct verifying *v = malloc(sizeof(*v));
     int rc = -ENOMEM;
     if (v) {
@@ -190,13 +175,9 @@ int requests_verify(struct client *c, struct conn_message *m)
                           v);
     }
     if (rc < 0) {
-        struct leat_error err;
-        if (rc == LEAT_BUSY)
-            error_set(&err, rc, "several verifications run already: try later");
-        else
-            error_sys(&err, rc, "cannot start a verification");
         free(v);
-        return requests_refuse(c, &m->frame, &err);
+        return rc == LEAT_BUSY ? error_set(err, rc, "several verifications run already: try later")
+                               : error_sys(err, rc, "cannot start a verification");
     }
     c->nverifying++;
     return 0;

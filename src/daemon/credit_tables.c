@@ -48,25 +48,21 @@ static struct credits *credits_of(struct server *s, uint32_t uid, int *ret_code)
     return t;
 }
 
-int requests_credits(struct client *c, struct conn_message *m)
+int requests_credits(struct client *c, struct conn_message *m, struct leat_error *err)
 {
-    struct leat_error err;
     int rc = 0;
     if (m->frame.body_bytes)
         return LEAT_CORRUPT;
     struct credits *t = c->credits ? c->credits : credits_of(c->server, c->uid, &rc);
-    if (!t) {
-        error_sys(&err, rc, "no table of credits");
-        return requests_refuse(c, &m->frame, &err);
-    }
+    if (!t)
+        return error_sys(err, rc, "no table of credits");
     if (!c->credits) {
         unsigned slot = 0;
         while (slot < CREDIT_SLOTS && t->slots[slot])
             slot++;
-        if (slot == CREDIT_SLOTS) {
-            error_set(&err, LEAT_BUSY, "%u processes of this user share the network's credit already", slot);
-            return requests_refuse(c, &m->frame, &err);
-        }
+        if (slot == CREDIT_SLOTS)
+            return error_set(err, LEAT_BUSY, "%u processes of this user share the network's credit already",
+                             slot);
         credit_slot_clear(t->table, slot);
         credit_slot_begin(t->table, slot);
         t->slots[slot] = c;
@@ -76,8 +72,7 @@ int requests_credits(struct client *c, struct conn_message *m)
     }
     AUTO_BYTES struct bytes_out body = {0};
     proto_credits_put(&body, &(struct proto_credits){c->credit_slot});
-    conn_send(c->session.conn, PROTO_REPLY, m->frame.type, m->frame.id, 0, &body, &t->fd, 1);
-    return 0;
+    return requests_reply(c, m, &body, &t->fd, 1);
 }
 
 void credits_client_gone(struct client *c)

@@ -243,17 +243,12 @@ static void brokered(void *user, int fd, unsigned version, const char *message)
 }
 
 static int broker_dial(struct client *c, struct wset *ws, uint32_t node, uint32_t rail,
-                       const struct proto_frame *f)
+                       const struct proto_frame *f, struct leat_error *err)
 {
-    struct leat_error err;
-    if (rail != CLUSTER_ANY_RAIL && rail >= net_addresses_count(ws->nodes[node].address)) {
-        error_set(&err, LEAT_NOT_FOUND, "node %s has no rail %u", ws->nodes[node].address, rail);
-        return requests_refuse(c, f, &err);
-    }
-    if (c->ndialing == CLIENT_DIALING_MAX) {
-        error_set(&err, LEAT_BUSY, "this process is making %u connections already", c->ndialing);
-        return requests_refuse(c, f, &err);
-    }
+    if (rail != CLUSTER_ANY_RAIL && rail >= net_addresses_count(ws->nodes[node].address))
+        return error_set(err, LEAT_NOT_FOUND, "node %s has no rail %u", ws->nodes[node].address, rail);
+    if (c->ndialing == CLIENT_DIALING_MAX)
+        return error_set(err, LEAT_BUSY, "this process is making %u connections already", c->ndialing);
     struct brokering *b = malloc(sizeof(*b));
     int rc = -ENOMEM;
     if (b) {
@@ -270,34 +265,30 @@ static int broker_dial(struct client *c, struct wset *ws, uint32_t node, uint32_
         c->ndialing -= rc < 0;
     }
     if (rc < 0) {
-        error_sys(&err, rc, "cannot connect to node %s", ws->nodes[node].address);
         free(b);
-        return requests_refuse(c, f, &err);
+        return error_sys(err, rc, "cannot connect to node %s", ws->nodes[node].address);
     }
     return 0;
 }
 
-int requests_broker(struct client *c, struct conn_message *m)
+int requests_broker(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     struct proto_broker to;
     if (proto_broker_get(m->body, m->frame.body_bytes, &to) < 0)
         return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, to.ws);
+    struct wset *ws = client_handle(c, to.ws, err);
     if (!ws)
-        return requests_unknown(c, &m->frame);
-    struct leat_error err;
+        return LEAT_STALE;
     if (to.node != ws->self_node) {
-        if (ws->nnodes == 0 || to.node >= ws->nnodes || !c->server->pool->cluster) {
-            error_set(&err, LEAT_NOT_FOUND, "node %u is not part of this working set", to.node);
-            return requests_refuse(c, &m->frame, &err);
-        }
-        return broker_dial(c, ws, to.node, to.by_rail ? to.rail : CLUSTER_ANY_RAIL, &m->frame);
+        if (ws->nnodes == 0 || to.node >= ws->nnodes || !c->server->pool->cluster)
+            return error_set(err, LEAT_NOT_FOUND, "node %u is not part of this working set", to.node);
+        return broker_dial(c, ws, to.node, to.by_rail ? to.rail : CLUSTER_ANY_RAIL, &m->frame, err);
     }
     int fds[2] = {-1, -1};
     struct data_target *target = NULL;
-    int rc = data_target_new(c->server, ws, c->uid, &target, &err);
+    int rc = data_target_new(c->server, ws, c->uid, &target, err);
     if (rc < 0)
-        return requests_refuse(c, &m->frame, &err);
+        return rc;
     rc = tcp_pair(fds);
     if (rc == 0 && (rc = data_serve(c->server, target, fds[1])) < 0) {
         close(fds[0]);
@@ -305,8 +296,7 @@ int requests_broker(struct client *c, struct conn_message *m)
     }
     if (rc < 0) {
         data_target_free(target);
-        error_sys(&err, rc, "cannot make a data connection");
-        return requests_refuse(c, &m->frame, &err);
+        return error_sys(err, rc, "cannot make a data connection");
     }
     send_brokered(c, m->frame.type, m->frame.id, fds[0], conn_version(c->session.conn));
     close(fds[0]);

@@ -52,12 +52,12 @@ static struct loaders_report *find(struct client *c, const struct proto_report *
     return NULL;
 }
 
-int loaders_report_request(struct client *c, struct conn_message *message)
+int loaders_report_request(struct client *c, struct conn_message *message, struct leat_error *err)
 {
     struct proto_report m;
     if (proto_report_get(message->body, message->frame.body_bytes, &m) < 0)
         return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, m.ws);
+    struct wset *ws = client_handle(c, m.ws, NULL);
     struct loaders_report *r = find(c, &m);
     if (!ws || (m.flags & PROTO_REPORT_ENDED)) {
         if (r)

@@ -30,20 +30,22 @@ static void reply(struct client *c, uint16_t type, uint64_t id, const struct byt
     conn_send(c->session.conn, PROTO_REPLY, type, id, 0, body, fds, nfds);
 }
 
-int requests_refuse(struct client *c, const struct proto_frame *f, const struct leat_error *err)
+int requests_reply(struct client *c, const struct conn_message *m, const struct bytes_out *body,
+                   const int *fds, unsigned nfds)
 {
-    conn_send_error(c->session.conn, f->type, f->id, err);
+    reply(c, m->frame.type, m->frame.id, body, fds, nfds);
     return 0;
 }
 
 /* --- handles ----------------------------------------------------------------------------------------------------- */
 
-struct wset *client_handle(struct client *c, uint64_t id)
+struct wset *client_handle(struct client *c, uint64_t id, struct leat_error *err)
 {
     for (unsigned k = 0; k < c->nhandles; k++) {
         if (c->handles[k].id == id)
             return c->handles[k].ws;
     }
+    error_set(err, LEAT_STALE, "this working set is not open (any more)");
     return NULL;
 }
 
@@ -57,13 +59,6 @@ static int handle_add(struct client *c, struct wset *ws, uint64_t *ret_id, struc
     c->handles[c->nhandles++] = (struct handle){*ret_id, ws};
     pool_lease(ws);
     return 0;
-}
-
-int requests_unknown(struct client *c, const struct proto_frame *f)
-{
-    struct leat_error err;
-    error_set(&err, LEAT_STALE, "this working set is not open (any more)");
-    return requests_refuse(c, f, &err);
 }
 
 static void drops_advance(struct server *s, struct wset *ws);
@@ -366,16 +361,13 @@ static void open_progress(struct open_request *r, uint64_t samples, uint64_t byt
         &(struct proto_progress){.stage = LEAT_STAGE_INDEX, .samples_done = samples, .bytes_done = bytes});
 }
 
-static int on_open(struct client *c, struct conn_message *m)
+static int on_open(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     AUTO_MESSAGE(open) o;
     if (proto_open_get(m->body, m->frame.body_bytes, &o) < 0)
         return LEAT_CORRUPT;
-    if (c->nopening == CLIENT_OPENING_MAX) {
-        struct leat_error err;
-        error_set(&err, LEAT_BUSY, "this process is opening %u working sets already", c->nopening);
-        return requests_refuse(c, &m->frame, &err);
-    }
+    if (c->nopening == CLIENT_OPENING_MAX)
+        return error_set(err, LEAT_BUSY, "this process is opening %u working sets already", c->nopening);
     struct open_request *r = calloc(1, sizeof(*r));
     if (!r)
         return -ENOMEM;
@@ -417,20 +409,17 @@ static void created(struct open_request *r, struct wset *ws, const struct leat_e
         conn_send_error(c->session.conn, r->type, r->id, err);
 }
 
-static int on_create(struct client *c, struct conn_message *m)
+static int on_create(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     AUTO_MESSAGE(create) asked;
     if (proto_create_get(m->body, m->frame.body_bytes, &asked) < 0 || m->frame.nfds != 1)
         return LEAT_CORRUPT;
-    struct leat_error err = {0};
     /* A memfd that can no longer change, or what is validated is not what is used. */
     int seals = fcntl(m->fds[0], F_GET_SEALS);
     if (seals < 0 || (seals & (F_SEAL_WRITE | F_SEAL_SHRINK)) != (F_SEAL_WRITE | F_SEAL_SHRINK))
-        error_set(&err, LEAT_INVALID, "the index must be a memfd sealed against writing and shrinking");
-    else if (c->nopening == CLIENT_OPENING_MAX)
-        error_set(&err, LEAT_BUSY, "this process is opening %u working sets already", c->nopening);
-    if (err.code < 0)
-        return requests_refuse(c, &m->frame, &err);
+        return error_set(err, LEAT_INVALID, "the index must be a memfd sealed against writing and shrinking");
+    if (c->nopening == CLIENT_OPENING_MAX)
+        return error_set(err, LEAT_BUSY, "this process is opening %u working sets already", c->nopening);
     struct open_request *r = calloc(1, sizeof(*r));
     if (!r)
         return -ENOMEM;
@@ -463,7 +452,7 @@ static void pendings_end(struct client *c, const struct wset *ws)
     }
 }
 
-static int on_close(struct client *c, struct conn_message *m)
+static int on_close(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     struct proto_id handle;
     if (proto_id_get(m->body, m->frame.body_bytes, &handle) < 0)
@@ -477,18 +466,17 @@ static int on_close(struct client *c, struct conn_message *m)
             break;
         }
     }
-    reply(c, m->frame.type, m->frame.id, NULL, NULL, 0);
-    return 0;
+    return requests_reply(c, m, NULL, NULL, 0);
 }
 
-static int on_regions(struct client *c, struct conn_message *m)
+static int on_regions(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     struct proto_regions asked;
     if (proto_regions_get(m->body, m->frame.body_bytes, &asked) < 0 || asked.count > PROTO_FDS_MAX)
         return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, asked.ws);
+    struct wset *ws = client_handle(c, asked.ws, err);
     if (!ws)
-        return requests_unknown(c, &m->frame);
+        return LEAT_STALE;
     struct proto_gid gids[PROTO_FDS_MAX];
     uint32_t n = 0;
     int fds[PROTO_FDS_MAX];
@@ -506,51 +494,46 @@ static int on_regions(struct client *c, struct conn_message *m)
     proto_regions_reply_put(&body, &(struct proto_regions_reply){n});
     for (uint32_t k = 0; k < n; k++)
         proto_gid_put(&body, &gids[k]);
-    reply(c, m->frame.type, m->frame.id, &body, fds, n);
-    return 0;
+    return requests_reply(c, m, &body, fds, n);
 }
 
 /* --- samples ----------------------------------------------------------------------------------------------------- */
 
-static int on_wait(struct client *c, struct conn_message *m)
+static int on_wait(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     struct proto_wait asked;
     if (proto_wait_next(&in, &asked) < 0)
         return LEAT_CORRUPT;
     const uint32_t n = asked.n;
-    struct wset *ws = client_handle(c, asked.ws);
+    struct wset *ws = client_handle(c, asked.ws, err);
     if (!ws)
-        return requests_unknown(c, &m->frame);
-    struct leat_error err;
-    struct pending *p = pending_new(c, &m->frame, ws, PENDING_WAIT, &err);
+        return LEAT_STALE;
+    struct pending *p = pending_new(c, &m->frame, ws, PENDING_WAIT, err);
     if (!p)
-        return requests_refuse(c, &m->frame, &err);
+        return err->code;
     uint64_t has = 0;
     if (quota_take(&ws->pool->shares, c->uid, QUOTA_WAITING, n, USER_WAITING_MAX, &has) < 0) {
-        error_set(&err, LEAT_BUSY,
-                  "%u more samples to wait for, where user %u waits for %" PRIu64
-                  " already and %u are allowed: wait for fewer at a time",
-                  n, c->uid, has, USER_WAITING_MAX);
-        pending_refuse(p, &err);
-        return 0;
+        pending_free(p);
+        return error_set(err, LEAT_BUSY,
+                         "%u more samples to wait for, where user %u waits for %" PRIu64
+                         " already and %u are allowed: wait for fewer at a time",
+                         n, c->uid, has, USER_WAITING_MAX);
     }
     p->n = n;
     p->samples = n ? malloc(n * sizeof(*p->samples)) : NULL;
     if (n && !p->samples) {
-        error_set(&err, -ENOMEM, "out of memory");
-        pending_refuse(p, &err);
-        return 0;
+        pending_free(p);
+        return error_set(err, -ENOMEM, "out of memory");
     }
     for (uint32_t k = 0; k < n; k++) {
         struct proto_id sample;
         proto_id_next(&in, &sample);
         p->samples[k] = sample.id;
-        if (p->samples[k] >= ws->index.header->nsamples) {
-            error_set(&err, LEAT_INVALID, "sample %" PRIu64 " of a set of %" PRIu64, p->samples[k],
-                      ws->index.header->nsamples);
-            pending_refuse(p, &err);
-            return 0;
+        if (sample.id >= ws->index.header->nsamples) {
+            pending_free(p);
+            return error_set(err, LEAT_INVALID, "sample %" PRIu64 " of a set of %" PRIu64, sample.id,
+                             ws->index.header->nsamples);
         }
     }
     if (wait_advance(p))
@@ -659,57 +642,49 @@ static int fetch_resident(const struct wset *ws, struct bytes_in *in, uint32_t n
     return 0;
 }
 
-static int fetch_answer_resident(struct client *c, const struct wset *ws, const struct proto_frame *f,
-                                 struct bytes_in *in, uint32_t n)
+static int fetch_answer_resident(struct client *c, const struct wset *ws, const struct conn_message *asked,
+                                 struct bytes_in *in, uint32_t n, struct leat_error *err)
 {
-    struct leat_error err = {0};
     AUTO_MESSAGE(fetched) m = {.lease = c->next_id++};
-    if (fetch_resident(ws, in, n, &m, &err) < 0)
-        return requests_refuse(c, f, &err);
+    int rc = fetch_resident(ws, in, n, &m, err);
+    if (rc < 0)
+        return rc;
     AUTO_BYTES struct bytes_out body = {0};
     proto_fetched_put(&body, &m);
-    reply(c, f->type, f->id, &body, NULL, 0);
-    return 0;
+    return requests_reply(c, asked, &body, NULL, 0);
 }
 
-static int on_fetch(struct client *c, struct conn_message *m)
+static int on_fetch(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     struct proto_fetch asked;
     if (proto_fetch_next(&in, &asked) < 0 || asked.n == 0)
         return LEAT_CORRUPT;
     const uint32_t n = asked.n;
-    struct wset *ws = client_handle(c, asked.ws);
+    struct wset *ws = client_handle(c, asked.ws, err);
     if (!ws)
-        return requests_unknown(c, &m->frame);
-    struct leat_error err = {0};
-    if (wset_is_revoked(ws)) {
-        revoked_error(ws, &err);
-        return requests_refuse(c, &m->frame, &err);
-    }
-    if (ws->flags & PROTO_WS_PUSHED) {
-        error_set(&err, LEAT_PEER_GONE,
-                  "the node that held them is gone, and a set that was pushed has no source to read them "
-                  "from again");
-        return requests_refuse(c, &m->frame, &err);
-    }
+        return LEAT_STALE;
+    if (wset_is_revoked(ws))
+        return revoked_error(ws, err);
+    if (ws->flags & PROTO_WS_PUSHED)
+        return error_set(
+            err, LEAT_PEER_GONE,
+            "the node that held them is gone, and a set that was pushed has no source to read them "
+            "from again");
     if (ws->nnodes == 0 && !(ws->flags & PROTO_WS_STREAMED))
-        return fetch_answer_resident(c, ws, &m->frame, &in, n);
-    if (c->nfetches >= CLIENT_FETCHES_MAX) {
-        error_set(&err, LEAT_BUSY, "this process holds %u fetched ranges: release some", c->nfetches);
-        return requests_refuse(c, &m->frame, &err);
-    }
-    struct pending *p = pending_new(c, &m->frame, ws, PENDING_FETCH, &err);
+        return fetch_answer_resident(c, ws, m, &in, n, err);
+    if (c->nfetches >= CLIENT_FETCHES_MAX)
+        return error_set(err, LEAT_BUSY, "this process holds %u fetched ranges: release some", c->nfetches);
+    struct pending *p = pending_new(c, &m->frame, ws, PENDING_FETCH, err);
     if (!p)
-        return requests_refuse(c, &m->frame, &err);
+        return err->code;
     uint64_t has = 0;
     if (quota_take(&ws->pool->shares, c->uid, QUOTA_RANGES, n, USER_RANGES_MAX, &has) < 0) {
-        error_set(&err, LEAT_BUSY,
-                  "%u more ranges to fetch, where user %u holds %" PRIu64
-                  " already and %u are allowed: release some",
-                  n, c->uid, has, USER_RANGES_MAX);
-        pending_refuse(p, &err);
-        return 0;
+        pending_free(p);
+        return error_set(err, LEAT_BUSY,
+                         "%u more ranges to fetch, where user %u holds %" PRIu64
+                         " already and %u are allowed: release some",
+                         n, c->uid, has, USER_RANGES_MAX);
     }
     p->fetch = calloc(1, sizeof(*p->fetch));
     if (!p->fetch)
@@ -722,23 +697,23 @@ static int on_fetch(struct client *c, struct conn_message *m)
         p->fetch->id = c->next_id++;
         p->fetch->entries = calloc(n, sizeof(*p->fetch->entries));
     }
-    int rc = p->fetch && p->fetch->entries ? fetch_begin(c, ws, p->fetch, &in, n, &err)
-                                           : error_set(&err, -ENOMEM, "out of memory");
+    int rc = p->fetch && p->fetch->entries ? fetch_begin(c, ws, p->fetch, &in, n, err)
+                                           : error_set(err, -ENOMEM, "out of memory");
     if (rc < 0)
-        pending_refuse(p, &err);
+        pending_free(p);
     else
         fetch_advance(p);
-    return 0;
+    return rc;
 }
 
 /* A hint: what cannot be had now is simply not there ahead of time. */
-static int on_prefetch(struct client *c, struct conn_message *m)
+static int on_prefetch(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     struct proto_fetch asked;
     if (proto_fetch_next(&in, &asked) < 0)
         return LEAT_CORRUPT;
-    struct wset *ws = client_handle(c, asked.ws);
+    struct wset *ws = client_handle(c, asked.ws, NULL);
     if (!ws || !ws->window || wset_is_revoked(ws))
         return 0;
     for (uint32_t k = 0; k < asked.n; k++) {
@@ -752,7 +727,7 @@ static int on_prefetch(struct client *c, struct conn_message *m)
     return 0;
 }
 
-static int on_release(struct client *c, struct conn_message *m)
+static int on_release(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     struct proto_id lease;
     if (proto_id_get(m->body, m->frame.body_bytes, &lease) < 0)
@@ -767,7 +742,7 @@ static int on_release(struct client *c, struct conn_message *m)
     return 0;
 }
 
-static int on_cancel(struct client *c, struct conn_message *m)
+static int on_cancel(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     struct proto_id request;
     if (proto_id_get(m->body, m->frame.body_bytes, &request) < 0)
@@ -776,9 +751,8 @@ static int on_cancel(struct client *c, struct conn_message *m)
     list_for_each_safe (node, &c->pendings) {
         struct pending *p = container_of(node, struct pending, client_node);
         if (p->id == request.id) {
-            struct leat_error err;
-            error_set(&err, -ECANCELED, "cancelled");
-            pending_refuse(p, &err);
+            error_set(err, -ECANCELED, "cancelled");
+            pending_refuse(p, err);
         }
     }
     return 0;
@@ -788,7 +762,7 @@ int requests_dispatch(struct client *c, struct conn_message *m)
 {
     static const struct {
         uint16_t type;
-        int (*handle)(struct client *, struct conn_message *);
+        int (*handle)(struct client *, struct conn_message *, struct leat_error *);
     } table[] = {
         {PROTO_OPEN, on_open},
         {PROTO_APPEND, on_open},
@@ -813,12 +787,17 @@ int requests_dispatch(struct client *c, struct conn_message *m)
     };
     if (m->frame.payload_bytes > 0)
         return LEAT_CORRUPT;
-    for (unsigned k = 0; k < ARRAY_LEN(table); k++) {
-        if (table[k].type == m->frame.type)
-            return table[k].handle(c, m);
-    }
-    struct leat_error err;
-    error_set(&err, LEAT_UNSUPPORTED, "this daemon does not know request %u: is it older than the client?",
-              m->frame.type);
-    return requests_refuse(c, &m->frame, &err);
+    struct leat_error err = {0};
+    unsigned k = 0;
+    while (k < ARRAY_LEN(table) && table[k].type != m->frame.type)
+        k++;
+    int rc =
+        k < ARRAY_LEN(table)
+            ? table[k].handle(c, m, &err)
+            : error_set(&err, LEAT_UNSUPPORTED,
+                        "this daemon does not know request %u: is it older than the client?", m->frame.type);
+    if (rc == 0 || err.code == 0)
+        return rc;
+    conn_send_error(c->session.conn, m->frame.type, m->frame.id, &err);
+    return 0;
 }

@@ -106,22 +106,20 @@ static int scan_begin(struct client *c, struct proto_open *open, const char *aft
     return 0;
 }
 
-int requests_scan(struct client *c, struct conn_message *m)
+int requests_scan(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     AUTO_MESSAGE(scan) asked;
     struct client_scan *s;
-    struct leat_error err = {0};
     if (proto_scan_get(m->body, m->frame.body_bytes, &asked) < 0)
         return LEAT_CORRUPT;
-    int rc = scan_begin(c, &asked.open, asked.after, &s, &err);
+    int rc = scan_begin(c, &asked.open, asked.after, &s, err);
     explicit_bzero((void *)(uintptr_t)m->body, m->frame.body_bytes); /* it may hold keys */
     if (rc < 0)
-        return requests_refuse(c, &m->frame, &err);
+        return rc;
     const struct region *window = pool_scan_window(s->scan);
     AUTO_BYTES struct bytes_out body = {0};
     proto_scan_reply_put(&body, &(struct proto_scan_reply){.id = s->id, .window_bytes = window->bytes});
-    conn_send(c->session.conn, PROTO_REPLY, PROTO_SCAN, m->frame.id, 0, &body, (int[]){window->fd_ro}, 1);
-    return 0;
+    return requests_reply(c, m, &body, &window->fd_ro, 1);
 }
 
 /* --- going on ------------------------------------------------------------------------------------------------------------------- */
@@ -136,7 +134,7 @@ static void scan_answer(struct client_scan *s)
     struct proto_frame asked = s->asked;
     s->asked.id = 0;
     if (rc < 0) {
-        requests_refuse(s->client, &asked, &err);
+        conn_send_error(s->client->session.conn, asked.type, asked.id, &err);
         return;
     }
     AUTO_BYTES struct bytes_out body = {0};
@@ -158,20 +156,17 @@ static void give_up(struct client_scan *s)
     struct proto_frame asked = s->asked;
     s->asked.id = 0;
     error_set(&err, -ECANCELED, "cancelled");
-    requests_refuse(s->client, &asked, &err);
+    conn_send_error(s->client->session.conn, asked.type, asked.id, &err);
 }
 
-int requests_scan_next(struct client *c, struct conn_message *m)
+int requests_scan_next(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     struct proto_scan_next next;
     if (proto_scan_next_get(m->body, m->frame.body_bytes, &next) < 0 || m->frame.id == 0)
         return LEAT_CORRUPT;
     struct client_scan *s = scan_of(c, next.id);
-    if (!s) {
-        struct leat_error err;
-        error_set(&err, LEAT_STALE, "this scan is not open (any more)");
-        return requests_refuse(c, &m->frame, &err);
-    }
+    if (!s)
+        return error_set(err, LEAT_STALE, "this scan is not open (any more)");
     if (s->asked.id)
         give_up(s);
     s->asked = m->frame;
@@ -192,7 +187,7 @@ void scans_cancel(struct client *c, uint64_t id)
     }
 }
 
-int requests_scan_end(struct client *c, struct conn_message *m)
+int requests_scan_end(struct client *c, struct conn_message *m, struct leat_error *err)
 {
     struct proto_id scan;
     if (proto_id_get(m->body, m->frame.body_bytes, &scan) < 0)

@@ -133,26 +133,31 @@ struct client {
 #define CLIENT_FETCHES_MAX  4096u
 #define CLIENT_REPORTS_MAX  32u /* 600 bytes each */
 
+/* Negative: the connection is closed. */
 int requests_dispatch(struct client *client, struct conn_message *message);
-/* Answers with err; returns 0: the connection stays. */
-int requests_refuse(struct client *client, const struct proto_frame *frame, const struct leat_error *err);
+/*
+ * The requests below: 0: it was answered, or will be. Negative with err set: err is the answer, and the connection stays. Negative without:
+ * the message is malformed, or memory is short, and it is closed.
+ */
+/* Returns 0. */
+int requests_reply(struct client *client, const struct conn_message *message, const struct bytes_out *body,
+                   const int *fds, unsigned nfds);
 void requests_progress(struct client *client, uint64_t id, const struct proto_progress *progress);
-int requests_unknown(struct client *client, const struct proto_frame *frame);
 /* admin_requests.c and data.c */
-int requests_query(struct client *client, struct conn_message *message);
-int requests_drop(struct client *client, struct conn_message *message);
-int requests_stop(struct client *client, struct conn_message *message);
-int requests_verify(struct client *client, struct conn_message *message);
-int requests_broker(struct client *client, struct conn_message *message);
+int requests_query(struct client *client, struct conn_message *message, struct leat_error *err);
+int requests_drop(struct client *client, struct conn_message *message, struct leat_error *err);
+int requests_stop(struct client *client, struct conn_message *message, struct leat_error *err);
+int requests_verify(struct client *client, struct conn_message *message, struct leat_error *err);
+int requests_broker(struct client *client, struct conn_message *message, struct leat_error *err);
 /* credit_tables.c */
-int requests_credits(struct client *client, struct conn_message *message);
+int requests_credits(struct client *client, struct conn_message *message, struct leat_error *err);
 void credits_client_gone(struct client *client);
 /* loaders.c */
-int loaders_report_request(struct client *client, struct conn_message *message);
+int loaders_report_request(struct client *client, struct conn_message *message, struct leat_error *err);
 /* scan_requests.c */
-int requests_scan(struct client *client, struct conn_message *message);
-int requests_scan_next(struct client *client, struct conn_message *message);
-int requests_scan_end(struct client *client, struct conn_message *message);
+int requests_scan(struct client *client, struct conn_message *message, struct leat_error *err);
+int requests_scan_next(struct client *client, struct conn_message *message, struct leat_error *err);
+int requests_scan_end(struct client *client, struct conn_message *message, struct leat_error *err);
 void scans_client_gone(struct client *client);
 /* Its request `id`, if it waits for a scan, is answered. */
 void scans_cancel(struct client *client, uint64_t id);
@@ -173,7 +178,8 @@ void requests_advance(struct wset *ws);
 void requests_client_gone(struct client *client);
 /* Tells holders of ws that it was revoked. */
 void requests_revoked(struct server *server, struct wset *ws);
-struct wset *client_handle(struct client *client, uint64_t id);
+/* NULL: err is set, LEAT_STALE. */
+struct wset *client_handle(struct client *client, uint64_t id, struct leat_error *err);
 
 /* A data connection's target: a reference to a working set, for net_server. LEAT_BUSY when the user has too many. */
 struct data_target;
