@@ -90,16 +90,13 @@ static int find_parts(const struct s3_task *v, const void *meta, size_t len, str
     return 0;
 }
 
-static void look(struct s3_task *v)
+static int look(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
     const void *meta;
     size_t len;
-    int rc = s3_task_look(v, &meta, &len, &err);
-    if (rc < 0) {
-        s3_task_fail_store(v, rc, &err);
-        return;
-    }
+    int rc = s3_task_look(v, &meta, &len, err);
+    if (rc < 0)
+        return rc;
     unsigned wanted = v->attributes;
     const char *class = pairs_get(meta, len, "x-amz-storage-class");
     struct s3_attributes a = {.etag = wanted & ETAG ? v->info.etag : NULL,
@@ -113,9 +110,8 @@ static void look(struct s3_task *v)
         rc = find_parts(v, meta, len, &a);
     if (rc == 0)
         s3_attributes_put(&v->out, &a);
-    else
-        s3_task_fail_store(v, rc, &err);
     free((void *)a.parts);
+    return rc;
 }
 
 static void answer(struct s3_task *v)

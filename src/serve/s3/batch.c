@@ -73,26 +73,24 @@ static bool charge(struct s3_task *v, uint64_t bytes, unsigned pins)
     if (room)
         b->charged += bytes;
     b->pinned += pins;
-    if (atomic_fetch_add(&v->service->pinned, pins) + pins > PINNED_MAX || !room) {
-        s3_task_fail(v, S3_SLOW_DOWN, NULL);
-        return false;
-    }
+    if (atomic_fetch_add(&v->service->pinned, pins) + pins > PINNED_MAX || !room)
+        return s3_task_fail(v, S3_SLOW_DOWN, NULL);
     return true;
 }
 
 /* --- sending ------------------------------------------------------------------------------------------------------------- */
 
-static void step(struct s3_task *v)
+static int step(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
     struct bundling *b = v->bundling;
-    int rc = bundle_step(b->bundle, &b->pieces, &b->npieces, &b->last, &err);
-    if (rc == LEAT_INVALID && !v->answered) {
-        s3_task_fail(v, S3_INVALID_REQUEST, err.message);
-    } else if (rc < 0) {
-        log_warning_limited("s3: %s of %s: %s", s3_op_name(v->call.op), v->call.bucket, err.message);
+    int rc = bundle_step(b->bundle, &b->pieces, &b->npieces, &b->last, err);
+    if (rc == LEAT_INVALID && !v->answered)
+        return s3_task_fail(v, S3_INVALID_REQUEST, err->message);
+    if (rc < 0) {
+        log_warning_limited("s3: %s of %s: %s", s3_op_name(v->call.op), v->call.bucket, err->message);
         s3_task_fail(v, S3_INTERNAL, NULL);
     }
+    return 0;
 }
 
 static void stepped(struct s3_task *v)
@@ -149,67 +147,57 @@ static int find_member(struct s3_service *service, const char *bucket, const cha
     return members_find(service->members, &archive, path, ret, err);
 }
 
-static void open_member(struct s3_task *v)
+static int open_member(struct s3_task *v, struct leat_error *err)
 {
     struct bundling *b = v->bundling;
-    struct leat_error err = {0};
-    int rc = objects_get(v->service->objects, &v->at, &v->obj, &err);
-    if (rc < 0) {
-        s3_task_fail_store(v, rc, &err);
-        return;
-    }
-    rc = find_member(v->service, v->call.bucket, v->call.key, v->call.key_len, v->obj, b->path, &b->member,
-                     &err);
+    int rc = objects_get(v->service->objects, &v->at, &v->obj, err);
     if (rc < 0)
-        s3_task_fail(v, code_of_members(rc), err.message);
-    else /* as another payload than the archive's, it has another tag */
-        snprintf(b->etag, sizeof(b->etag), "%.90s-%016llx", v->obj->info.etag,
-                 (unsigned long long)XXH3_64bits(b->path, strlen(b->path)));
+        return rc;
+    rc = find_member(v->service, v->call.bucket, v->call.key, v->call.key_len, v->obj, b->path, &b->member,
+                     err);
+    if (rc < 0)
+        return s3_task_fail(v, code_of_members(rc), err->message);
+    /* As another payload than the archive's, it has another tag. */
+    snprintf(b->etag, sizeof(b->etag), "%.90s-%016llx", v->obj->info.etag,
+             (unsigned long long)XXH3_64bits(b->path, strlen(b->path)));
+    return 0;
 }
 
 /*
  * What the first instalment does not hold is compared with its CRC before the head is sent, so that damage is an error with a reason, and
  * a range is one of right bytes. Larger members would keep the client waiting: their body breaks off before its end.
  */
-static bool checked_first(struct s3_task *v)
+static int check_first(struct s3_task *v, struct leat_error *err)
 {
     struct bundling *b = v->bundling;
-    struct leat_error err = {0};
     bool in_first = b->count == b->member.bytes && b->count <= BUNDLE_BUFFER_BYTES / 2;
     if (!b->member.has_crc || in_first || b->member.bytes > CHECK_FIRST_BYTES)
-        return true;
-    int rc = bundle_check(v->service->objects, v->obj, &b->member, &err);
+        return 0;
+    int rc = bundle_check(v->service->objects, v->obj, &b->member, err);
     if (rc == LEAT_INVALID)
-        s3_task_fail(v, S3_INVALID_REQUEST, err.message);
-    else if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
+        return s3_task_fail(v, S3_INVALID_REQUEST, err->message);
     b->member.has_crc = false; /* it holds: a stored one may leave from the file */
-    return rc == 0;
+    return rc;
 }
 
-static void make_member(struct s3_task *v)
+static int make_member(struct s3_task *v, struct leat_error *err)
 {
     struct bundling *b = v->bundling;
-    if (!checked_first(v))
-        return;
+    int rc = check_first(v, err);
+    if (rc < 0 || v->code != S3_OK)
+        return rc;
     struct bundle_part part = {.obj = objects_ref(v->obj),
                                .member = &b->member,
                                .first = b->first,
                                .count = b->count,
                                .path = v->call.key};
-    struct leat_error err = {0};
-    int rc = charge(v, bundle_memory_bytes(1), 1) ? bundle_new(v->service->objects, false, 1, &b->bundle) : 0;
+    rc = charge(v, bundle_memory_bytes(1), 1) ? bundle_new(v->service->objects, false, 1, &b->bundle) : 0;
     if (!b->bundle) {
         objects_unref(part.obj);
-        if (rc < 0)
-            s3_task_fail(v, S3_SLOW_DOWN, NULL);
-        return;
+        return rc;
     }
-    rc = bundle_add(b->bundle, &part, &err);
-    if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
-    else
-        step(v);
+    rc = bundle_add(b->bundle, &part, err);
+    return rc < 0 ? rc : step(v, err);
 }
 
 static void put_member_head(struct s3_task *v, unsigned status)
@@ -376,27 +364,21 @@ static void add_entry(struct s3_task *v, const struct batch_entry *e)
         s3_task_fail(v, S3_INVALID_ARGUMENT, err.message);
 }
 
-static void plan(struct s3_task *v)
+static int plan(struct s3_task *v, struct leat_error *err)
 {
     struct bundling *b = v->bundling;
-    struct leat_error err = {0};
-    int rc =
-        batch_request_parse((const char *)v->body.document.data, v->body.document.len, &b->request, &err);
-    if (rc < 0) {
-        s3_task_fail(v, rc == -ENOMEM ? S3_SLOW_DOWN : S3_INVALID_REQUEST, err.message);
-        return;
-    }
+    int rc = batch_request_parse((const char *)v->body.document.data, v->body.document.len, &b->request, err);
+    if (rc < 0)
+        return s3_task_fail(v, rc == -ENOMEM ? S3_SLOW_DOWN : S3_INVALID_REQUEST, err->message);
     /* Missing ones take what they were asked in, once more, and a sentence. */
     uint64_t bytes = bundle_memory_bytes(b->request.n) + b->request.n * (sizeof(struct batch_entry) + 512) +
                      2 * v->body.document.len;
     if (!charge(v, bytes, b->request.n))
-        return;
-    if (bundle_new(v->service->objects, true, b->request.n, &b->bundle) < 0)
-        s3_task_fail(v, S3_SLOW_DOWN, NULL);
-    for (unsigned i = 0; i < b->request.n && v->code == S3_OK; i++)
+        return 0;
+    rc = bundle_new(v->service->objects, true, b->request.n, &b->bundle);
+    for (unsigned i = 0; rc == 0 && i < b->request.n && v->code == S3_OK; i++)
         add_entry(v, &b->request.entries[i]);
-    if (v->code == S3_OK)
-        step(v);
+    return rc == 0 && v->code == S3_OK ? step(v, err) : rc;
 }
 
 static void send_batch(struct s3_task *v)

@@ -20,19 +20,13 @@
 
 /* --- what was said ----------------------------------------------------------------------------------------------------------- */
 
-static bool fail(struct s3_task *v, enum s3_code code, const char *message)
-{
-    s3_task_fail(v, code, message);
-    return false;
-}
-
 static bool read_md5(struct s3_task *v)
 {
     struct http_text t = s3_task_header(v, "content-md5");
     if (!t.data)
         return true;
     v->body.has_md5 = true;
-    return sum_parse(t.data, t.len, 16, v->body.md5) || fail(v, S3_INVALID_DIGEST, NULL);
+    return sum_parse(t.data, t.len, 16, v->body.md5) || s3_task_fail(v, S3_INVALID_DIGEST, NULL);
 }
 
 /* What SDKs say beside the checksum itself has to be of the same algorithm. */
@@ -41,10 +35,11 @@ static bool check_sdk_algorithm(struct s3_task *v)
     struct http_text t = s3_task_header(v, "x-amz-sdk-checksum-algorithm");
     if (!t.data || sum_by_name(t.data, t.len) == v->body.sum)
         return true;
-    return fail(v, S3_INVALID_REQUEST,
-                v->body.sum == SUM_NONE ? "x-amz-sdk-checksum-algorithm specified, but no corresponding "
-                                          "x-amz-checksum-* or x-amz-trailer headers were found."
-                                        : "Value for x-amz-sdk-checksum-algorithm header is invalid.");
+    return s3_task_fail(v, S3_INVALID_REQUEST,
+                        v->body.sum == SUM_NONE
+                            ? "x-amz-sdk-checksum-algorithm specified, but no corresponding "
+                              "x-amz-checksum-* or x-amz-trailer headers were found."
+                            : "Value for x-amz-sdk-checksum-algorithm header is invalid.");
 }
 
 /* A part's checksum is of its upload's algorithm, if that has one. Where the whole's is made of bytes, not of checksums, the server computes one that is
@@ -74,7 +69,7 @@ static bool read_sum(struct s3_task *v)
         if (!t.data && !told)
             continue;
         if (b->sum != SUM_NONE || (t.data && told))
-            return fail(
+            return s3_task_fail(
                 v, S3_INVALID_REQUEST,
                 "Expecting a single x-amz-checksum- header. Multiple checksum Types are not allowed.");
         b->sum = (enum sum_kind)k;
@@ -84,16 +79,16 @@ static bool read_sum(struct s3_task *v)
         if (!sum_parse(t.data, t.len, sum_names[k].bytes, raw)) {
             char message[100];
             snprintf(message, sizeof(message), "Value for %s header is invalid.", sum_names[k].header);
-            return fail(v, S3_INVALID_REQUEST, message);
+            return s3_task_fail(v, S3_INVALID_REQUEST, message);
         }
         http_text_copy(t, b->value, sizeof(b->value));
     }
     if (trailer.data && b->sum == SUM_NONE)
-        return fail(v, S3_INVALID_REQUEST,
-                    "The value specified in the x-amz-trailer header is not supported");
+        return s3_task_fail(v, S3_INVALID_REQUEST,
+                            "The value specified in the x-amz-trailer header is not supported");
     if (b->trailing && b->how != SIGV4_BODY_CHUNKS && b->how != SIGV4_BODY_SIGNED_TRAILER)
-        return fail(v, S3_INVALID_REQUEST,
-                    "x-amz-trailer needs an x-amz-content-sha256 that ends with -TRAILER");
+        return s3_task_fail(v, S3_INVALID_REQUEST,
+                            "x-amz-trailer needs an x-amz-content-sha256 that ends with -TRAILER");
     return check_sdk_algorithm(v) && agree_with_upload(v);
 }
 
@@ -104,20 +99,20 @@ static bool read_length(struct s3_task *v)
     if (b->how >= SIGV4_BODY_CHUNKS) {
         struct http_text t = s3_task_header(v, "x-amz-decoded-content-length");
         if (!t.data)
-            return fail(v, S3_MISSING_LENGTH,
-                        "You must provide the x-amz-decoded-content-length HTTP header.");
+            return s3_task_fail(v, S3_MISSING_LENGTH,
+                                "You must provide the x-amz-decoded-content-length HTTP header.");
         if (!http_text_u64(t, &b->bytes))
-            return fail(v, S3_INVALID_ARGUMENT, "x-amz-decoded-content-length is no number");
+            return s3_task_fail(v, S3_INVALID_ARGUMENT, "x-amz-decoded-content-length is no number");
     } else if (wire == HTTP_BODY_UNKNOWN) {
         b->bytes = STORE_UNKNOWN_BYTES;
     } else {
         b->bytes = wire;
         if (wire == 0 && !s3_task_header(v, "content-length").data && strcmp(v->req->method, "PUT") == 0 &&
             v->call.op != S3_OP_CREATE_BUCKET)
-            return fail(v, S3_MISSING_LENGTH, NULL);
+            return s3_task_fail(v, S3_MISSING_LENGTH, NULL);
     }
     if (b->bytes != STORE_UNKNOWN_BYTES && b->bytes > OBJECT_MAX)
-        return fail(v, S3_ENTITY_TOO_LARGE, NULL);
+        return s3_task_fail(v, S3_ENTITY_TOO_LARGE, NULL);
     return true;
 }
 
@@ -125,11 +120,11 @@ static bool make_buffer(struct s3_task *v, size_t bytes)
 {
     struct s3_task_body *b = &v->body;
     if (budget_reserve(v->service->budget, bytes) < 0)
-        return fail(v, S3_SLOW_DOWN, NULL);
+        return s3_task_fail(v, S3_SLOW_DOWN, NULL);
     b->charged += bytes;
     b->buffer = malloc(bytes);
     b->buffer_bytes = bytes;
-    return b->buffer || fail(v, S3_SLOW_DOWN, NULL);
+    return b->buffer || s3_task_fail(v, S3_SLOW_DOWN, NULL);
 }
 
 bool body_hash_begin(struct s3_task *v)
@@ -144,7 +139,7 @@ bool body_hash_begin(struct s3_task *v)
         b->sha1 = EVP_MD_CTX_new();
         good = b->sha1 && EVP_DigestInit_ex(b->sha1, EVP_sha1(), NULL) == 1;
     }
-    return good || fail(v, S3_SLOW_DOWN, NULL);
+    return good || s3_task_fail(v, S3_SLOW_DOWN, NULL);
 }
 
 bool body_begin(struct s3_task *v, uint64_t document_max)
@@ -155,11 +150,11 @@ bool body_begin(struct s3_task *v, uint64_t document_max)
         return false;
     bool chunked = b->how >= SIGV4_BODY_CHUNKS;
     if (document_max && b->bytes != STORE_UNKNOWN_BYTES && b->bytes > document_max)
-        return fail(v, S3_MALFORMED_XML, "The XML you provided is too long");
+        return s3_task_fail(v, S3_MALFORMED_XML, "The XML you provided is too long");
     if (document_max) {
         size_t most = b->bytes == STORE_UNKNOWN_BYTES ? UNKNOWN_DOC : (size_t)b->bytes;
         if (budget_reserve(v->service->budget, most) < 0)
-            return fail(v, S3_SLOW_DOWN, NULL);
+            return s3_task_fail(v, S3_SLOW_DOWN, NULL);
         b->charged += most;
     }
     uint64_t room = MIN(v->req->body_bytes, chunked ? CHUNK_BUFFER : 64 * KIB);
@@ -168,7 +163,7 @@ bool body_begin(struct s3_task *v, uint64_t document_max)
     if (chunked) {
         b->aws = malloc(sizeof(*b->aws));
         if (!b->aws)
-            return fail(v, S3_SLOW_DOWN, NULL);
+            return s3_task_fail(v, S3_SLOW_DOWN, NULL);
         bool is_signed = b->how >= SIGV4_BODY_SIGNED;
         aws_chunked_init(b->aws, b->bytes, b->how != SIGV4_BODY_SIGNED, is_signed ? &b->key : NULL, b->when,
                          b->signature);
@@ -214,7 +209,6 @@ static int take(void *user, const void *data, size_t len)
 {
     struct s3_task *v = user;
     struct s3_task_body *b = &v->body;
-    struct leat_error err = {0};
     body_hash(b, data, len);
     if (!b->put) {
         uint64_t most = b->bytes == STORE_UNKNOWN_BYTES ? UNKNOWN_DOC : b->bytes;
@@ -225,20 +219,21 @@ static int take(void *user, const void *data, size_t len)
         bytes_put(&b->document, data, len);
         return b->document.failed ? -ENOMEM : 0;
     }
+    struct leat_error err = {0};
     int rc = objects_put_write(b->put, data, len, &err);
     if (rc < 0)
         s3_task_fail_store(v, rc, &err);
     return rc;
 }
 
-static void fail_chunks(struct s3_task *v, int rc, const char *why)
+static bool fail_chunks(struct s3_task *v, int rc, const char *why)
 {
     enum s3_code code = rc == LEAT_DENIED ? S3_SIGNATURE_MISMATCH
                         : rc == LEAT_CORRUPT && v->body.aws->state == AWS_CHUNKED_IN_TRAILERS
                             ? S3_MALFORMED_TRAILER
                         : rc == LEAT_CORRUPT || rc == LEAT_INVALID ? S3_INCOMPLETE_BODY
                                                                    : S3_SLOW_DOWN;
-    s3_task_fail(v, code, code == S3_SLOW_DOWN ? NULL : why);
+    return s3_task_fail(v, code, code == S3_SLOW_DOWN ? NULL : why);
 }
 
 static void compute(struct s3_task_body *b, uint8_t raw[32])
@@ -264,7 +259,7 @@ void body_hash_end(struct s3_task_body *b)
     sum_format(raw, sum_names[b->sum].bytes, b->value);
 }
 
-static void compare_sum(struct s3_task *v, const uint8_t sha256[32])
+static bool compare_sum(struct s3_task *v, const uint8_t sha256[32])
 {
     struct s3_task_body *b = &v->body;
     uint8_t raw[32], told[32];
@@ -272,102 +267,84 @@ static void compare_sum(struct s3_task *v, const uint8_t sha256[32])
     const char *text = b->value;
     size_t len = strlen(b->value);
     if (b->sum == SUM_NONE)
-        return;
+        return true;
     const struct sum_name *name = &sum_names[b->sum];
-    if (b->trailing && !aws_chunked_trailer(b->aws, name->header, &text, &len)) {
-        s3_task_fail(v, S3_MALFORMED_TRAILER, NULL);
-        return;
-    }
+    if (b->trailing && !aws_chunked_trailer(b->aws, name->header, &text, &len))
+        return s3_task_fail(v, S3_MALFORMED_TRAILER, NULL);
     if (b->sum == SUM_SHA256)
         memcpy(raw, sha256, 32);
     else
         compute(b, raw);
-    if (!b->computed && !sum_parse(text, len, name->bytes, told)) {
-        s3_task_fail(v, b->trailing ? S3_MALFORMED_TRAILER : S3_INVALID_REQUEST, NULL);
-        return;
-    }
+    if (!b->computed && !sum_parse(text, len, name->bytes, told))
+        return s3_task_fail(v, b->trailing ? S3_MALFORMED_TRAILER : S3_INVALID_REQUEST, NULL);
     if (!b->computed && memcmp(raw, told, name->bytes) != 0) {
         char message[100];
         snprintf(message, sizeof(message), "The %s you specified did not match the calculated checksum.",
                  name->name);
-        s3_task_fail(v, S3_CHECKSUM_MISMATCH, message);
-        return;
+        return s3_task_fail(v, S3_CHECKSUM_MISMATCH, message);
     }
     sum_format(raw, name->bytes, value);
     memcpy(b->value, value, sizeof(value));
+    return true;
 }
 
-static void compare_md5(struct s3_task *v)
+static bool compare_md5(struct s3_task *v)
 {
     struct s3_task_body *b = &v->body;
     uint8_t md5[16];
     bool known = true;
     if (!b->has_md5)
-        return;
+        return true;
     if (b->put)
         known = objects_put_md5(b->put, md5);
     else
         known = EVP_Digest(b->document.data ? b->document.data : (const uint8_t *)"", b->document.len, md5,
                            NULL, EVP_md5(), NULL) == 1;
-    if (!known || memcmp(md5, b->md5, sizeof(md5)) != 0)
-        s3_task_fail(v, S3_BAD_DIGEST, NULL);
+    return (known && memcmp(md5, b->md5, sizeof(md5)) == 0) || s3_task_fail(v, S3_BAD_DIGEST, NULL);
 }
 
 /* All of it is here: was it what was said? */
-static void compare(struct s3_task *v)
+static bool compare(struct s3_task *v)
 {
     struct s3_task_body *b = &v->body;
     uint8_t sha256[32] = {0};
     int rc = b->aws ? aws_chunked_end(b->aws) : 0;
-    if (rc < 0) {
-        fail_chunks(v, rc, b->aws->why);
-        return;
-    }
-    if (b->bytes != STORE_UNKNOWN_BYTES && b->got != b->bytes) {
-        s3_task_fail(v, S3_INCOMPLETE_BODY, NULL);
-        return;
-    }
+    if (rc < 0)
+        return fail_chunks(v, rc, b->aws->why);
+    if (b->bytes != STORE_UNKNOWN_BYTES && b->got != b->bytes)
+        return s3_task_fail(v, S3_INCOMPLETE_BODY, NULL);
     if (b->sha256)
         EVP_DigestFinal_ex(b->sha256, sha256, NULL);
     if (b->how == SIGV4_BODY_HASHED) {
         char hex[SIGV4_SIGNATURE];
         for (unsigned i = 0; i < 32; i++)
             snprintf(hex + 2 * i, 3, "%02x", sha256[i]);
-        if (memcmp(hex, b->payload, 64) != 0) {
-            s3_task_fail(v, S3_CONTENT_SHA_MISMATCH, NULL);
-            return;
-        }
+        if (memcmp(hex, b->payload, 64) != 0)
+            return s3_task_fail(v, S3_CONTENT_SHA_MISMATCH, NULL);
     }
-    compare_sum(v, sha256);
-    compare_md5(v);
+    return compare_sum(v, sha256) && compare_md5(v);
 }
 
 /* --- buffer by buffer -------------------------------------------------------------------------------------------------------------- */
 
-static void digest(struct s3_task *v)
+static int digest(struct s3_task *v, struct leat_error *err)
 {
     struct s3_task_body *b = &v->body;
-    struct leat_error err = {0};
     int rc = 0;
     if (b->aws) {
         rc = aws_chunked_feed(b->aws, b->buffer, b->filled, take, v);
         if (rc < 0)
-            fail_chunks(v, rc, b->aws->why);
+            return fail_chunks(v, rc, b->aws->why);
     } else if (!b->put) {
-        rc = take(v, b->buffer, b->filled);
-        if (rc < 0)
-            s3_task_fail(v, S3_SLOW_DOWN, NULL);
+        if (take(v, b->buffer, b->filled) < 0)
+            return s3_task_fail(v, S3_SLOW_DOWN, NULL);
     } else if (b->filled) {
         body_hash(b, b->target, b->filled);
-        rc = objects_put_advance(b->put, b->filled, &err);
-        if (rc < 0)
-            s3_task_fail_store(v, rc, &err);
+        rc = objects_put_advance(b->put, b->filled, err);
     }
-    if (b->last && v->code == S3_OK) {
-        compare(v);
-        if (v->code == S3_OK && b->end)
-            b->end(v);
-    }
+    if (rc < 0 || v->code != S3_OK || !b->last)
+        return rc;
+    return compare(v) && b->end ? b->end(v, err) : 0;
 }
 
 static void next_buffer(struct s3_task *v)
@@ -402,7 +379,7 @@ void body_full(struct s3_task *v, size_t got, bool last)
     start_digest(v);
 }
 
-void body_receive(struct s3_task *v, void (*end)(struct s3_task *v), void (*then)(struct s3_task *v))
+void body_receive(struct s3_task *v, s3_task_fn *end, void (*then)(struct s3_task *v))
 {
     v->body.end = end;
     v->body.then = then;

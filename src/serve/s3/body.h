@@ -18,6 +18,8 @@
 #include "wire/s3/sigv4_check.h"
 
 struct s3_task;
+/* What is done with a task on a worker: 0, or a code of the store with err set. */
+typedef int s3_task_fn(struct s3_task *v, struct leat_error *err);
 
 enum sum_kind { SUM_CRC32, SUM_CRC32C, SUM_CRC64, SUM_SHA1, SUM_SHA256, SUM_KINDS, SUM_NONE = SUM_KINDS };
 struct sum_name {
@@ -62,14 +64,14 @@ struct s3_task_body {
     uint32_t crc32, crc32c;
     uint64_t crc64;
     EVP_MD_CTX *sha1, *sha256, *md;
-    void (*end)(struct s3_task *v);  /* worker */
+    s3_task_fn *end;                 /* worker */
     void (*then)(struct s3_task *v); /* reactor's thread */
 };
 
 /* Reads what the head says of the body. False: v->code is set. document_max 0: an object. */
 bool body_begin(struct s3_task *v, uint64_t document_max);
 /* All of it; then `end` (on a worker) and `then`. */
-void body_receive(struct s3_task *v, void (*end)(struct s3_task *v), void (*then)(struct s3_task *v));
+void body_receive(struct s3_task *v, s3_task_fn *end, void (*then)(struct s3_task *v));
 /* The checksum b->sum of bytes that do not come from the request: of all that went into b->put. End: b->value is its text. */
 bool body_hash_begin(struct s3_task *v);
 void body_hash(struct s3_task_body *b, const void *data, size_t len);

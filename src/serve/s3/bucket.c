@@ -15,11 +15,12 @@ static int put_bucket(void *user, const struct objects_bucket *bucket)
     return 0;
 }
 
-static void list_buckets(struct s3_task *v)
+static int list_buckets(struct s3_task *v, struct leat_error *err)
 {
     s3_buckets_begin(&v->out, v->user->name);
     objects_bucket_list(v->service->objects, put_bucket, v);
     s3_buckets_end(&v->out);
+    return 0;
 }
 
 void op_list_buckets(struct s3_task *v)
@@ -42,35 +43,31 @@ static enum s3_code taken(struct s3_task *v)
     return strcmp(v->service->region, "us-east-1") == 0 && !v->remote ? S3_OK : S3_BUCKET_OWNED;
 }
 
-static void create(struct s3_task *v)
+static int create(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
     char location[65];
     enum s3_code code = s3_create_bucket_parse(v->body.document.data, v->body.document.len, location);
     if (code == S3_OK && location[0] && strcmp(location, v->service->region) != 0)
         code = S3_ILLEGAL_LOCATION;
-    if (code != S3_OK) {
-        s3_task_fail(v, code, NULL);
-        return;
-    }
+    if (code != S3_OK)
+        return s3_task_fail(v, code, NULL);
     const char *owner = v->user->access ? v->user->name : "";
     bool restore = v->user->admin && v->user->access;
-    int rc = objects_bucket_create(v->service->objects, v->call.bucket, owner, restore, &err);
+    int rc = objects_bucket_create(v->service->objects, v->call.bucket, owner, restore, err);
     if (rc == 0 && v->remote &&
-        (rc = objects_bucket_set_remote(v->service->objects, v->call.bucket, v->remote, &err)) < 0)
+        (rc = objects_bucket_set_remote(v->service->objects, v->call.bucket, v->remote, err)) < 0)
         objects_bucket_delete(v->service->objects, v->call.bucket, NULL);
     if (rc == STORE_EXISTS && (code = taken(v)) == S3_OK)
-        return;
+        return 0;
     if (rc == STORE_EXISTS)
-        s3_task_fail(v, code, NULL);
-    else if (rc == LEAT_INVALID && v->remote)
-        s3_task_fail(v, S3_INVALID_ARGUMENT, err.message);
-    else if (rc == LEAT_INVALID)
-        s3_task_fail(v, S3_INVALID_BUCKET, NULL);
-    else if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
-    else
+        return s3_task_fail(v, code, NULL);
+    if (rc == LEAT_INVALID && v->remote)
+        return s3_task_fail(v, S3_INVALID_ARGUMENT, err->message);
+    if (rc == LEAT_INVALID)
+        return s3_task_fail(v, S3_INVALID_BUCKET, NULL);
+    if (rc == 0)
         log_info("s3: %s made bucket %s", v->user->name, v->call.bucket);
+    return rc;
 }
 
 static void created(struct s3_task *v)
@@ -120,14 +117,12 @@ void op_create_bucket(struct s3_task *v)
         s3_task_refuse(v);
 }
 
-static void delete_bucket(struct s3_task *v)
+static int delete_bucket(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
-    int rc = objects_bucket_delete(v->service->objects, v->call.bucket, &err);
-    if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
-    else
+    int rc = objects_bucket_delete(v->service->objects, v->call.bucket, err);
+    if (rc == 0)
         log_info("s3: %s took bucket %s away", v->user->name, v->call.bucket);
+    return rc;
 }
 
 static void gone(struct s3_task *v)
@@ -169,12 +164,9 @@ void op_location(struct s3_task *v)
     s3_task_send_xml(v);
 }
 
-static void find_key(struct s3_task *v)
+static int find_key(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
-    int rc = objects_get(v->service->objects, &v->at, &v->obj, &err);
-    if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
+    return objects_get(v->service->objects, &v->at, &v->obj, err);
 }
 
 static void say_default(struct s3_task *v)

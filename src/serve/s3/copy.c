@@ -53,10 +53,8 @@ static bool read_source_conditions(struct s3_task *v)
     bytes_put(&v->conditions_text, "", 1); /* so that there is a place for empty ones */
     for (unsigned i = 0; i < 4; i++)
         keep(v, names[i], &at[i], &len[i]);
-    if (v->conditions_text.failed) {
-        s3_task_fail(v, S3_SLOW_DOWN, NULL);
-        return false;
-    }
+    if (v->conditions_text.failed)
+        return s3_task_fail(v, S3_SLOW_DOWN, NULL);
     v->conditions = (struct http_conditions){kept(v, at[0], len[0]), kept(v, at[1], len[1]),
                                              kept(v, at[2], len[2]), kept(v, at[3], len[3])};
     return true;
@@ -80,22 +78,19 @@ static bool read_directive(struct s3_task *v)
 {
     struct http_text t = s3_task_demand(v, "x-amz-metadata-directive");
     v->replace_meta = http_text_is(t, "REPLACE");
-    if (t.data && !v->replace_meta && !http_text_is(t, "COPY")) {
-        s3_task_fail(v, S3_INVALID_ARGUMENT, "Unknown metadata directive.");
-        return false;
-    }
+    if (t.data && !v->replace_meta && !http_text_is(t, "COPY"))
+        return s3_task_fail(v, S3_INVALID_ARGUMENT, "Unknown metadata directive.");
     bool changes = v->replace_meta || s3_task_demand(v, "x-amz-storage-class").data ||
                    s3_task_demand(v, "x-amz-server-side-encryption").data ||
                    s3_task_demand(v, "x-amz-checksum-algorithm").data;
     bool itself = strcmp(v->from_bucket, v->call.bucket) == 0 && v->from_len == v->call.key_len &&
                   memcmp(v->from_key, v->call.key, v->from_len) == 0;
-    if (itself && !changes && !v->part) {
-        s3_task_fail(v, S3_INVALID_REQUEST,
-                     "This copy request is illegal because it is trying to copy an object to itself without "
-                     "changing the "
-                     "object's metadata, storage class, website redirect location or encryption attributes.");
-        return false;
-    }
+    if (itself && !changes && !v->part)
+        return s3_task_fail(
+            v, S3_INVALID_REQUEST,
+            "This copy request is illegal because it is trying to copy an object to itself without "
+            "changing the "
+            "object's metadata, storage class, website redirect location or encryption attributes.");
     return true;
 }
 
@@ -174,26 +169,19 @@ static bool choose_sum(struct s3_task *v)
     return !v->body.computed || body_hash_begin(v);
 }
 
-static void copy(struct s3_task *v)
+static int copy(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
     int rc = objects_get(v->service->objects, &(struct objects_key){v->from_bucket, v->from_key, v->from_len},
-                         &v->obj, &err);
-    if (rc < 0) {
-        s3_task_fail_store(v, rc, &err);
-        return;
-    }
+                         &v->obj, err);
+    if (rc < 0)
+        return rc;
     uint64_t at = 0, bytes = v->obj->info.bytes;
     if (http_conditions_check(&v->conditions, v->obj->info.etag, v->obj->info.mtime_ns / 1000000000, true) !=
-        0) {
-        s3_task_fail(v, S3_PRECONDITION_FAILED, NULL); /* 304 too: nothing was copied */
-        return;
-    }
+        0)
+        return s3_task_fail(v, S3_PRECONDITION_FAILED, NULL); /* 304 too: nothing was copied */
     if (v->copy_ranged) {
-        if (v->copy_last >= bytes) {
-            s3_task_fail(v, S3_INVALID_RANGE, NULL);
-            return;
-        }
+        if (v->copy_last >= bytes)
+            return s3_task_fail(v, S3_INVALID_RANGE, NULL);
         at = v->copy_first;
         bytes = v->copy_last - v->copy_first + 1;
     }
@@ -205,14 +193,13 @@ static void copy(struct s3_task *v)
     if (v->part)
         bytes_out_reset(&v->meta);
     if (!choose_sum(v))
-        return;
-    rc = v->meta.failed ? -ENOMEM : copy_bytes(v, at, bytes, &err);
-    if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
-    else
+        return 0;
+    rc = v->meta.failed ? -ENOMEM : copy_bytes(v, at, bytes, err);
+    if (rc == 0)
         s3_copied_put(&v->out, v->part ? "CopyPartResult" : "CopyObjectResult", v->info.etag,
                       v->info.mtime_ns / 1000000000,
                       v->body.sum == SUM_NONE ? NULL : sum_names[v->body.sum].element, v->body.value);
+    return rc;
 }
 
 void op_copy(struct s3_task *v)

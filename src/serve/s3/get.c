@@ -265,30 +265,24 @@ bool get_at_once(struct s3_service *service, struct http_request *req, const str
 
 /* --- by a worker --------------------------------------------------------------------------------------------------------------- */
 
-static void open_object(struct s3_task *v)
+static int open_object(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
-    int rc =
-        objects_open(v->service->objects, &v->at, v->call.op == S3_OP_HEAD_OBJECT, &v->obj, &v->read, &err);
-    if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
+    return objects_open(v->service->objects, &v->at, v->call.op == S3_OP_HEAD_OBJECT, &v->obj, &v->read, err);
 }
 
-static void check_step(struct s3_task *v)
+static int check_step(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
     uint64_t bytes = MIN(v->end - v->checked, STEP);
-    int rc = objects_check(v->service->objects, v->obj, v->checked, bytes, &err);
+    int rc = objects_check(v->service->objects, v->obj, v->checked, bytes, err);
     if (rc == 0) {
         v->checked += bytes;
     } else if ((rc == LEAT_CORRUPT || rc == STORE_UNAVAILABLE) && !v->answered && !v->anew &&
                objects_remote(v->service->objects, v->call.bucket)) {
         v->anew = true;
         objects_unref(TAKE_PTR(v->obj));
-        open_object(v);
-    } else {
-        s3_task_fail_store(v, rc, &err);
+        return open_object(v, err);
     }
+    return rc;
 }
 
 static void step_checked(struct s3_task *v);

@@ -100,22 +100,16 @@ static bool parameters(struct listing *l)
     p->token = p->v2 ? s3_call_param(&v->call, "continuation-token", &p->token_len) : NULL;
     p->url = encoding && strcmp(encoding, "url") == 0;
     p->owners = !p->v2 || (owners && strcmp(owners, "true") == 0);
-    if (encoding && !p->url) {
-        s3_task_fail(v, S3_INVALID_ARGUMENT, "Invalid Encoding Method specified in Request");
-        return false;
-    }
-    if (keys && *keys && !http_text_u64((struct http_text){keys, max_len}, &max)) {
-        s3_task_fail(v, S3_INVALID_ARGUMENT, "Provided max-keys not an integer or within integer range");
-        return false;
-    }
-    if (p->version_marker && *p->version_marker && !p->after_len) {
-        s3_task_fail(v, S3_INVALID_ARGUMENT, "A version-id marker cannot be specified without a key marker.");
-        return false;
-    }
-    if (p->token && !read_token(l, p->token, p->token_len)) {
-        s3_task_fail(v, S3_INVALID_ARGUMENT, "The continuation token provided is incorrect");
-        return false;
-    }
+    if (encoding && !p->url)
+        return s3_task_fail(v, S3_INVALID_ARGUMENT, "Invalid Encoding Method specified in Request");
+    if (keys && *keys && !http_text_u64((struct http_text){keys, max_len}, &max))
+        return s3_task_fail(v, S3_INVALID_ARGUMENT,
+                            "Provided max-keys not an integer or within integer range");
+    if (p->version_marker && *p->version_marker && !p->after_len)
+        return s3_task_fail(v, S3_INVALID_ARGUMENT,
+                            "A version-id marker cannot be specified without a key marker.");
+    if (p->token && !read_token(l, p->token, p->token_len))
+        return s3_task_fail(v, S3_INVALID_ARGUMENT, "The continuation token provided is incorrect");
     p->max_keys = (unsigned)MIN(max, (uint64_t)S3_LIST_MAX);
     return true;
 }
@@ -164,21 +158,14 @@ static int entries(struct listing *l, struct leat_error *err)
     return rc;
 }
 
-static void list(struct s3_task *v)
+static int list(struct s3_task *v, struct leat_error *err)
 {
     struct listing *l = calloc(1, sizeof(*l));
-    struct leat_error err = {0};
-    if (!l) {
-        s3_task_fail(v, S3_SLOW_DOWN, NULL);
-        return;
-    }
+    if (!l)
+        return -ENOMEM;
     l->v = v;
-    if (parameters(l)) {
-        int rc = entries(l, &err);
-        if (rc < 0)
-            s3_task_fail_store(v, rc, &err);
-    }
-    if (v->code == S3_OK) {
+    int rc = parameters(l) ? entries(l, err) : 0;
+    if (rc == 0 && v->code == S3_OK) {
         if (l->page.truncated && l->page.v2) {
             make_token(l);
         } else if (l->page.truncated) {
@@ -194,6 +181,7 @@ static void list(struct s3_task *v)
     bytes_out_fini(&l->entries);
     bytes_out_fini(&l->last);
     free(l);
+    return rc;
 }
 
 void op_list(struct s3_task *v)

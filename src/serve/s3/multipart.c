@@ -36,13 +36,11 @@ static bool read_algorithm(struct s3_task *v)
     enum sum_kind kind = sum_by_name(name.data, name.len);
     bool full = type.data ? http_text_is_case(type, "full_object") : kind == SUM_CRC64;
     if (kind == SUM_NONE || (type.data && !full && !http_text_is_case(type, "composite")) ||
-        (full && kind >= SUM_SHA1) || (!full && kind == SUM_CRC64)) {
-        s3_task_fail(
+        (full && kind >= SUM_SHA1) || (!full && kind == SUM_CRC64))
+        return s3_task_fail(
             v, S3_INVALID_REQUEST,
             "Checksum algorithm and type do not go together: CRC32, CRC32C, CRC64NVME of FULL_OBJECT; CRC32, "
             "CRC32C, SHA1, SHA256 COMPOSITE");
-        return false;
-    }
     v->body.sum = kind;
     int n = snprintf(text, sizeof(text), "%s %s", sum_names[kind].name, full ? "FULL_OBJECT" : "COMPOSITE");
     meta_put(&v->meta, "leat-sum", 8, text, (size_t)n);
@@ -50,15 +48,13 @@ static bool read_algorithm(struct s3_task *v)
     return true;
 }
 
-static void create(struct s3_task *v)
+static int create(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
     struct store_commit c = {.meta = v->meta.data, .meta_len = v->meta.len};
-    int rc = objects_upload_begin(v->service->objects, &v->at, &c, v->upload, &err);
-    if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
-    else
+    int rc = objects_upload_begin(v->service->objects, &v->at, &c, v->upload, err);
+    if (rc == 0)
         s3_created_upload_put(&v->out, v->call.bucket, v->call.key, v->call.key_len, v->upload);
+    return rc;
 }
 
 static void created(struct s3_task *v)
@@ -86,10 +82,8 @@ static bool read_upload(struct s3_task *v)
 {
     size_t len;
     const char *id = s3_call_param(&v->call, "uploadId", &len);
-    if (!id || len >= sizeof(v->upload)) {
-        s3_task_fail(v, S3_NO_SUCH_UPLOAD, NULL);
-        return false;
-    }
+    if (!id || len >= sizeof(v->upload))
+        return s3_task_fail(v, S3_NO_SUCH_UPLOAD, NULL);
     memcpy(v->upload, id, len + 1);
     return true;
 }
@@ -116,10 +110,9 @@ bool upload_read_part(struct s3_task *v)
     struct leat_error err = {0};
     const char *part = s3_call_param(&v->call, "partNumber", NULL);
     if (!part || !http_text_u64((struct http_text){part, strlen(part)}, &number) || number < 1 ||
-        number > STORE_PARTS_MAX) {
-        s3_task_fail(v, S3_INVALID_ARGUMENT, "Part number must be an integer between 1 and 10000, inclusive");
-        return false;
-    }
+        number > STORE_PARTS_MAX)
+        return s3_task_fail(v, S3_INVALID_ARGUMENT,
+                            "Part number must be an integer between 1 and 10000, inclusive");
     v->part = (unsigned)number;
     if (!read_upload(v))
         return false;
@@ -129,12 +122,9 @@ bool upload_read_part(struct s3_task *v)
     return rc == 0;
 }
 
-static void abort_upload(struct s3_task *v)
+static int abort_upload(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
-    int rc = objects_upload_abort(v->service->objects, &v->at, v->upload, &err);
-    if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
+    return objects_upload_abort(v->service->objects, &v->at, v->upload, err);
 }
 
 static void aborted(struct s3_task *v)
@@ -228,29 +218,22 @@ static bool match(struct completion *c)
     for (unsigned i = 0; i < c->n; i++) {
         const struct s3_part_named *p = &c->named[i];
         const struct stored *s = &c->stored[p->number - 1];
-        if (p->checksum[0] && sum_by_name(p->algorithm, strlen(p->algorithm)) == SUM_NONE) {
-            s3_task_fail(v, S3_NOT_IMPLEMENTED, "A part is named with a checksum that is not implemented.");
-            return false;
-        }
+        if (p->checksum[0] && sum_by_name(p->algorithm, strlen(p->algorithm)) == SUM_NONE)
+            return s3_task_fail(v, S3_NOT_IMPLEMENTED,
+                                "A part is named with a checksum that is not implemented.");
         if (p->checksum[0] && (s->sum == SUM_NONE || strcasecmp(p->algorithm, sum_names[s->sum].name) != 0 ||
-                               strcmp(p->checksum, s->value) != 0)) {
-            s3_task_fail(v, S3_INVALID_PART, NULL);
-            return false;
-        }
-        if (i + 1 < c->n && s->bytes < S3_PART_MIN) {
-            s3_task_fail(v, S3_ENTITY_TOO_SMALL, NULL);
-            return false;
-        }
+                               strcmp(p->checksum, s->value) != 0))
+            return s3_task_fail(v, S3_INVALID_PART, NULL);
+        if (i + 1 < c->n && s->bytes < S3_PART_MIN)
+            return s3_task_fail(v, S3_ENTITY_TOO_SMALL, NULL);
         bytes += s->bytes;
         same &= s->sum == c->stored[c->named[0].number - 1].sum;
         c->parts[i].number = p->number;
         memcpy(c->parts[i].etag, s->etag, sizeof(s->etag));
     }
-    if (v->expects_bytes && v->expected_bytes != bytes) {
-        s3_task_fail(v, S3_INVALID_REQUEST,
-                     "The parts are of another size in all than x-amz-mp-object-size says.");
-        return false;
-    }
+    if (v->expects_bytes && v->expected_bytes != bytes)
+        return s3_task_fail(v, S3_INVALID_REQUEST,
+                            "The parts are of another size in all than x-amz-mp-object-size says.");
     enum sum_kind theirs = same ? c->stored[c->named[0].number - 1].sum : SUM_NONE;
     if (c->sum == SUM_NONE && theirs != SUM_NONE)
         c->full = theirs == SUM_CRC64;
@@ -327,26 +310,19 @@ static bool whole_sum(struct completion *c)
                  "The upload was created using the %s checksum mode. The complete request must use the same "
                  "checksum mode.",
                  type);
-        s3_task_fail(v, S3_INVALID_REQUEST, message);
-        return false;
+        return s3_task_fail(v, S3_INVALID_REQUEST, message);
     }
-    if (v->expected != SUM_NONE && v->expected != c->sum) {
-        s3_task_fail(
+    if (v->expected != SUM_NONE && v->expected != c->sum)
+        return s3_task_fail(
             v, S3_INVALID_REQUEST,
             "The checksum that this request has cannot be compared: not all parts came with one of its "
             "kind.");
-        return false;
-    }
     if (c->sum == SUM_NONE)
         return true;
-    if (!(c->full ? full_object(c) : composite(c))) {
-        s3_task_fail(v, S3_INTERNAL, NULL);
-        return false;
-    }
-    if (v->expected == c->sum && strncmp(v->expected_value, c->value, strcspn(c->value, "-")) != 0) {
-        s3_task_fail(v, S3_CHECKSUM_MISMATCH, NULL);
-        return false;
-    }
+    if (!(c->full ? full_object(c) : composite(c)))
+        return s3_task_fail(v, S3_INTERNAL, NULL);
+    if (v->expected == c->sum && strncmp(v->expected_value, c->value, strcspn(c->value, "-")) != 0)
+        return s3_task_fail(v, S3_CHECKSUM_MISMATCH, NULL);
     meta_put(&c->meta, sum_names[c->sum].header, strlen(sum_names[c->sum].header), c->value,
              strlen(c->value));
     meta_put(&c->meta, "x-amz-checksum-type", 19, type, strlen(type));
@@ -477,24 +453,20 @@ static int put_together(struct completion *c, struct leat_error *err)
     return rc;
 }
 
-static void complete(struct s3_task *v)
+static int complete(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
     struct completion c = {.v = v, .sum = SUM_NONE};
     enum s3_code code = s3_complete_parse(v->body.document.data, v->body.document.len, &c.named, &c.n);
-    if (code != S3_OK) {
-        s3_task_fail(v, code, NULL);
-        return;
-    }
+    if (code != S3_OK)
+        return s3_task_fail(v, code, NULL);
     c.stored = calloc(STORE_PARTS_MAX, sizeof(*c.stored));
     c.parts = calloc(c.n, sizeof(*c.parts));
-    int rc = c.stored && c.parts ? put_together(&c, &err) : -ENOMEM;
-    if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
+    int rc = c.stored && c.parts ? put_together(&c, err) : -ENOMEM;
     bytes_out_fini(&c.meta);
     free(c.stored);
     free(c.parts);
     free(c.named);
+    return rc;
 }
 
 /* Base64, and behind that of a checksum of checksums "-N". */
@@ -603,23 +575,21 @@ static int note_class(void *user, const struct store_upload *upload)
     return 0;
 }
 
-static void list_parts(struct s3_task *v)
+static int list_parts(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
     struct part_listing l = {.last = 0};
     unsigned after = number_of(v, "part-number-marker", 0, STORE_PARTS_MAX);
     unsigned max = number_of(v, "max-parts", S3_LIST_MAX, S3_LIST_MAX);
     bool more = false;
     if (v->code != S3_OK)
-        return;
+        return 0;
     struct objects *o = v->service->objects;
-    int rc = objects_upload_get(o, &v->at, v->upload, note_class, v, &err);
+    int rc = objects_upload_get(o, &v->at, v->upload, note_class, v, err);
     if (rc == 0)
-        rc = objects_part_list(o, &v->at, v->upload, after, max, put_part, &l, &more, &err);
+        rc = objects_part_list(o, &v->at, v->upload, after, max, put_part, &l, &more, err);
     if (rc < 0) {
-        s3_task_fail_store(v, rc, &err);
         bytes_out_fini(&l.out);
-        return;
+        return rc;
     }
     more = more && max; /* else who asks for no part asks for the rest for ever */
     struct bytes_out *out = &v->out;
@@ -637,6 +607,7 @@ static void list_parts(struct s3_task *v)
     http_put(out, "</ListPartsResult>");
     out->failed |= l.out.failed;
     bytes_out_fini(&l.out);
+    return 0;
 }
 
 void op_list_parts(struct s3_task *v)
@@ -673,9 +644,8 @@ static int put_upload(void *user, const struct store_upload *upload)
     return 0;
 }
 
-static void list_uploads(struct s3_task *v)
+static int list_uploads(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
     const char *encoding = s3_call_param(&v->call, "encoding-type", NULL);
     const char *delimiter = s3_call_param(&v->call, "delimiter", NULL);
     struct upload_listing l = {.url = encoding && strcmp(encoding, "url") == 0};
@@ -690,13 +660,11 @@ static void list_uploads(struct s3_task *v)
     else if (delimiter && *delimiter)
         s3_task_fail(v, S3_NOT_IMPLEMENTED, "Uploads are listed one by one: a delimiter is not implemented.");
     if (v->code != S3_OK)
-        return;
+        return 0;
     int rc =
         objects_upload_list(v->service->objects, v->call.bucket, prefix, prefix_len, after_len ? after : NULL,
-                            after_len, after_len && id && *id ? id : NULL, max, put_upload, &l, &more, &err);
+                            after_len, after_len && id && *id ? id : NULL, max, put_upload, &l, &more, err);
     more = more && max;
-    if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
     struct bytes_out *out = &v->out;
     http_put(out,
              "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListMultipartUploadsResult xmlns=\"" S3_NAMESPACE
@@ -718,6 +686,7 @@ static void list_uploads(struct s3_task *v)
     out->failed |= l.out.failed || l.last.failed;
     bytes_out_fini(&l.out);
     bytes_out_fini(&l.last);
+    return rc;
 }
 
 void op_list_uploads(struct s3_task *v)

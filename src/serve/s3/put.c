@@ -92,11 +92,9 @@ static bool read_linked_meta(struct s3_task *v, size_t *user_bytes)
         bool plain = name[strspn(name, token)] == 0;
         for (unsigned k = 0; plain && k < p->value_len; k++)
             plain = (unsigned char)value[k] >= ' ' && value[k] != 0x7f;
-        if (!plain) {
-            s3_task_fail(v, S3_INVALID_ARGUMENT,
-                         "x-amz-meta- in the query has a character that no header has");
-            return false;
-        }
+        if (!plain)
+            return s3_task_fail(v, S3_INVALID_ARGUMENT,
+                                "x-amz-meta- in the query has a character that no header has");
         *user_bytes += p->name_len - 11 + p->value_len;
         meta_join(&v->meta, name, p->name_len, value, p->value_len);
     }
@@ -146,20 +144,16 @@ static bool read_meta(struct s3_task *v)
 static bool read_conditions(struct s3_task *v)
 {
     struct http_text none = s3_task_header(v, "if-none-match"), match = s3_task_header(v, "if-match");
-    if (none.data && !http_text_is(none, "*")) {
-        s3_task_fail(v, S3_NOT_IMPLEMENTED,
-                     "If-None-Match of a write is \"*\": only if there is no such object");
-        return false;
-    }
+    if (none.data && !http_text_is(none, "*"))
+        return s3_task_fail(v, S3_NOT_IMPLEMENTED,
+                            "If-None-Match of a write is \"*\": only if there is no such object");
     v->if_none_match = none.data != NULL;
     if (match.len >= 2 && match.data[0] == '"' && match.data[match.len - 1] == '"') {
         match.data++;
         match.len -= 2;
     }
-    if (match.data && (match.len == 0 || match.len > STORE_ETAG_MAX)) {
-        s3_task_fail(v, S3_PRECONDITION_FAILED, NULL);
-        return false;
-    }
+    if (match.data && (match.len == 0 || match.len > STORE_ETAG_MAX))
+        return s3_task_fail(v, S3_PRECONDITION_FAILED, NULL);
     http_text_copy(match, v->if_match, sizeof(v->if_match));
     return true;
 }
@@ -203,20 +197,9 @@ int put_commit(struct s3_task *v, struct leat_error *err)
                    : objects_put_commit(v->service->objects, &v->at, put, &c, &v->info, err);
 }
 
-static void begin(struct s3_task *v)
+static int begin(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
-    int rc = put_begin(v, v->body.bytes, &err);
-    if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
-}
-
-static void commit(struct s3_task *v)
-{
-    struct leat_error err = {0};
-    int rc = put_commit(v, &err);
-    if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
+    return put_begin(v, v->body.bytes, err);
 }
 
 static void committed(struct s3_task *v)
@@ -233,18 +216,15 @@ static void committed(struct s3_task *v)
 
 static void begun(struct s3_task *v)
 {
-    body_receive(v, commit, committed);
+    body_receive(v, put_commit, committed);
 }
 
 /* What the head says is read. */
 static void receive(struct s3_task *v)
 {
-    if (v->body.bytes > STORE_PUT_SMALL) {
+    if (v->body.bytes > STORE_PUT_SMALL)
         s3_task_run(v, HTTP_PRIORITY_SHORT, begin, begun);
-        return;
-    }
-    begin(v);
-    if (v->code == S3_OK)
+    else if (s3_task_try(v, begin))
         begun(v);
     else
         s3_task_refuse(v);
@@ -270,12 +250,10 @@ void op_upload_part(struct s3_task *v)
 
 /* --- DeleteObject, DeleteObjects -------------------------------------------------------------------------------------------------------- */
 
-static void delete_one(struct s3_task *v)
+static int delete_one(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
-    int rc = objects_delete(v->service->objects, &v->at, v->if_match[0] ? v->if_match : NULL, &err);
-    if (rc < 0 && rc != LEAT_NOT_FOUND)
-        s3_task_fail_store(v, rc, &err);
+    int rc = objects_delete(v->service->objects, &v->at, v->if_match[0] ? v->if_match : NULL, err);
+    return rc == LEAT_NOT_FOUND ? 0 : rc;
 }
 
 static void deleted(struct s3_task *v)
@@ -324,19 +302,15 @@ static int delete_them(struct s3_task *v, const struct s3_delete *d, struct leat
     return 0;
 }
 
-static void delete_many(struct s3_task *v)
+static int delete_many(struct s3_task *v, struct leat_error *err)
 {
-    struct leat_error err = {0};
     struct s3_delete *d;
     enum s3_code code = s3_delete_parse(v->body.document.data, v->body.document.len, &d);
-    if (code != S3_OK) {
-        s3_task_fail(v, code, NULL);
-        return;
-    }
-    int rc = delete_them(v, d, &err);
-    if (rc < 0)
-        s3_task_fail_store(v, rc, &err);
+    if (code != S3_OK)
+        return s3_task_fail(v, code, NULL);
+    int rc = delete_them(v, d, err);
     s3_delete_free(d);
+    return rc;
 }
 
 void op_delete_many(struct s3_task *v)

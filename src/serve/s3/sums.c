@@ -70,6 +70,5 @@ bool sum_mismatch(struct s3_task *v, enum sum_kind actual)
              "Checksum Type mismatch occurred, expected checksum Type: %s, actual checksum Type: %s",
              sum_names[v->declared].header + sizeof("x-amz-checksum-") - 1,
              actual == SUM_NONE ? "null" : sum_names[actual].header + sizeof("x-amz-checksum-") - 1);
-    s3_task_fail(v, S3_INVALID_REQUEST, message);
-    return false;
+    return s3_task_fail(v, S3_INVALID_REQUEST, message);
 }

@@ -120,10 +120,19 @@ struct s3_task *s3_task_new(struct s3_service *service, struct http_request *req
 
 /* --- work ------------------------------------------------------------------------------------------------------------------ */
 
+bool s3_task_try(struct s3_task *v, s3_task_fn *run)
+{
+    struct leat_error err = {0};
+    int rc = run(v, &err);
+    if (rc < 0)
+        s3_task_fail_store(v, rc, &err);
+    return v->code == S3_OK;
+}
+
 static void work_run(struct http_work *work)
 {
     struct s3_task *v = container_of(work, struct s3_task, work);
-    v->run(v);
+    s3_task_try(v, v->run);
     if (atomic_exchange(&v->hands, S3_TASK_REACTOR) == S3_TASK_OVER)
         objects_put_abort(TAKE_PTR(v->body.put));
 }
@@ -146,7 +155,7 @@ static void work_done(struct http_work *work, struct http_request *req)
 }
 
 static void work_by(struct s3_task *v, struct http_workers *workers, enum http_priority priority,
-                    uint64_t party, void (*run)(struct s3_task *v), void (*then)(struct s3_task *v))
+                    uint64_t party, s3_task_fn *run, void (*then)(struct s3_task *v))
 {
     v->work = (struct http_work){.run = work_run, .done = work_done, .party = party};
     v->run = run;
@@ -160,7 +169,7 @@ static void work_by(struct s3_task *v, struct http_workers *workers, enum http_p
     s3_task_refuse(v);
 }
 
-void s3_task_run(struct s3_task *v, enum http_priority priority, void (*run)(struct s3_task *v),
+void s3_task_run(struct s3_task *v, enum http_priority priority, s3_task_fn *run,
                  void (*then)(struct s3_task *v))
 {
     work_by(v, v->service->workers, priority, 0, run, then);
@@ -173,7 +182,7 @@ static uint64_t remote_of(const struct s3_task *v)
     return remote || !v->from_bucket[0] ? remote : objects_remote(v->service->objects, v->from_bucket);
 }
 
-void s3_task_run_remote(struct s3_task *v, enum http_priority priority, void (*run)(struct s3_task *v),
+void s3_task_run_remote(struct s3_task *v, enum http_priority priority, s3_task_fn *run,
                         void (*then)(struct s3_task *v))
 {
     uint64_t remote = remote_of(v);
@@ -196,12 +205,13 @@ int s3_task_look(struct s3_task *v, const void **ret_meta, size_t *ret_len, stru
 
 /* --- failures -------------------------------------------------------------------------------------------------------------- */
 
-void s3_task_fail(struct s3_task *v, enum s3_code code, const char *message)
+bool s3_task_fail(struct s3_task *v, enum s3_code code, const char *message)
 {
-    if (v->code != S3_OK)
-        return;
-    v->code = code;
-    snprintf(v->message, sizeof(v->message), "%.255s", message ? message : "");
+    if (v->code == S3_OK) {
+        v->code = code;
+        snprintf(v->message, sizeof(v->message), "%.255s", message ? message : "");
+    }
+    return false;
 }
 
 enum s3_code code_of_store(int rc)
@@ -398,10 +408,8 @@ bool s3_task_charge_list(struct s3_task *v, const char *max_name)
     if (text)
         http_text_u64((struct http_text){text, len}, &max);
     uint64_t bytes = (MIN(max, (uint64_t)S3_LIST_MAX) + 1) * LIST_ENTRY_BYTES;
-    if (budget_reserve(v->service->budget, bytes) < 0) {
-        s3_task_fail(v, S3_SLOW_DOWN, NULL);
-        return false;
-    }
+    if (budget_reserve(v->service->budget, bytes) < 0)
+        return s3_task_fail(v, S3_SLOW_DOWN, NULL);
     v->body.charged += bytes;
     return true;
 }

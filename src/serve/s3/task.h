@@ -4,8 +4,9 @@
  *
  *   op_*(v) on the reactor's thread ─▶ s3_task_run(v, run, then) ─▶ run(v) on a worker ─▶ then(v) on the reactor's thread ─▶ answer_*
  *
- * `run` sets v->code (and message) on failure, and then task answers with that error instead of calling `then`. A task lives until its
- * request is over and no work of it is under way. `run` touches nothing of the request: what it needs is in the task.
+ * `run` fails by a code of the store and err, or sets v->code (and message) itself; then the task answers with that error instead of calling
+ * `then`. A task lives until its request is over and no work of it is under way. `run` touches nothing of the request: what it needs is in
+ * the task.
  */
 #ifndef SERVE_S3_TASK_H
 #define SERVE_S3_TASK_H
@@ -46,7 +47,7 @@ struct s3_task {
     bool working, answered;
     _Atomic int
         hands; /* enum s3_task_hands: S3_TASK_WORKER until `run` has ended, or, before that, S3_TASK_OVER */
-    void (*run)(struct s3_task *v);
+    s3_task_fn *run;
     void (*then)(struct s3_task *v);
 
     /* Who, and what. */
@@ -117,18 +118,20 @@ struct s3_task *s3_task_new(struct s3_service *service, struct http_request *req
                             const struct sigv4_claim *claim, const struct sigv4_key *key, struct keys *keys,
                             const struct keys_user *user);
 /* See above; long: it may take more than some milliseconds. then NULL: nothing. */
-void s3_task_run(struct s3_task *v, enum http_priority priority, void (*run)(struct s3_task *v),
+void s3_task_run(struct s3_task *v, enum http_priority priority, s3_task_fn *run,
                  void (*then)(struct s3_task *v));
 /* The same for a run that, in a bucket in front of another, may wait for that one; `priority` is for other buckets. */
-void s3_task_run_remote(struct s3_task *v, enum http_priority priority, void (*run)(struct s3_task *v),
+void s3_task_run_remote(struct s3_task *v, enum http_priority priority, s3_task_fn *run,
                         void (*then)(struct s3_task *v));
+/* `run` here and now. False: it failed, and v->code is set. */
+bool s3_task_try(struct s3_task *v, s3_task_fn *run);
 /*
  * What is known of its object, here or at the bucket's remote: v->info, and its meta, which stays until the task is freed. Nothing is fetched.
  * On a worker, once.
  */
 int s3_task_look(struct s3_task *v, const void **ret_meta, size_t *ret_len, struct leat_error *err);
-/* On a worker or the service: remembers a failure. message may be NULL. */
-void s3_task_fail(struct s3_task *v, enum s3_code code, const char *message);
+/* On a worker or the service: remembers the first failure. message may be NULL. Returns false: a run that returns it has told all. */
+bool s3_task_fail(struct s3_task *v, enum s3_code code, const char *message);
 /* The same for a code of the store; what is the server's fault is logged. */
 void s3_task_fail_store(struct s3_task *v, int rc, const struct leat_error *err);
 /* Answers with v->code. */
