@@ -3,6 +3,7 @@
 #include <stdarg.h>
 
 #include "base/bytes.h"
+#include "base/hex.h"
 
 #include <cmocka.h>
 
@@ -82,12 +83,34 @@ static void test_out_too_large(void **state)
     bytes_out_fini(&out);
 }
 
+static void test_hex(void **state)
+{
+    uint8_t all[256], back[256];
+    char text[2 * sizeof(all) + 1];
+    for (unsigned i = 0; i < sizeof(all); i++)
+        all[i] = (uint8_t)i;
+    hex_put(text, all, sizeof(all));
+    assert_int_equal(strlen(text), 512);
+    assert_memory_equal(text, "000102", 6);
+    assert_string_equal(text + 508, "feff");
+    assert_true(hex_get(text, sizeof(back), back));
+    assert_memory_equal(all, back, sizeof(all));
+    hex_put(text, all, 0);
+    assert_string_equal(text, "");
+    assert_true(hex_get("", 0, back));
+    assert_true(hex_get("ab/", 1, back)); /* what is behind them is not looked at */
+    static const char *const wrong[] = {"", "a", "0g", "g0", "AB", " 1", "1 ", "0x", "-1"};
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
+        assert_false(hex_get(wrong[i], 1, back));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_bad_input),
         cmocka_unit_test(test_out_too_large),
+        cmocka_unit_test(test_hex),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

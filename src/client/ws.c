@@ -7,6 +7,7 @@
  * readable, so that nobody crashes. Invariants: mappings live as long as the struct; a map pointer is published
  * with release and read with acquire; the handle on the daemon is closed with the last reference.
  */
+#include "base/hex.h"
 #include "client/client.h"
 
 #include <stdio.h>
@@ -99,8 +100,7 @@ static int describe_source(struct leat_ws *ws)
     } else {
         ws->uri = strdup(ws->info.uri ? ws->info.uri : "");
     }
-    for (unsigned i = 0; i < 16; i++)
-        snprintf(ws->fingerprint + 2 * i, 3, "%02x", ws->index.header->fingerprint[i]);
+    hex_put(ws->fingerprint, ws->index.header->fingerprint, 16);
     return ws->uri ? 0 : -ENOMEM;
 }
 

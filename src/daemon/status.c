@@ -3,6 +3,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "base/hex.h"
 #include "base/utf8.h"
 #include "leat/leat.h"
 #include "rpc/conn.h"
@@ -104,8 +105,7 @@ static json_t *set_details(struct wset *ws)
     json_t *json = set_summary(ws);
     const struct index_header *h = ws->index.header;
     char fingerprint[33];
-    for (unsigned k = 0; k < 16; k++)
-        snprintf(fingerprint + 2 * k, 3, "%02x", h->fingerprint[k]);
+    hex_put(fingerprint, h->fingerprint, 16);
     uint64_t page = UINT64_MAX;
     json_t *regions = json_array();
     for (uint32_t g = 0; g < ws->nregions; g++) {

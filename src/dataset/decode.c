@@ -14,6 +14,7 @@
 #include <stdio.h>
 
 #include "base/fdio.h"
+#include "base/hex.h"
 #include "base/ledger.h"
 #include "dataset/index_internal.h"
 #include "dataset/scan.h"
@@ -127,24 +128,17 @@ static void scatter(uint8_t *dst, const struct index_chunk *chunk, const struct 
         ledger_add(LEDGER_DECODE, moved);
 }
 
-static unsigned hex_digit(char c)
-{
-    return c >= '0' && c <= '9' ? (unsigned)(c - '0') : c >= 'a' && c <= 'f' ? (unsigned)(c - 'a') + 10 : 0;
-}
-
 static int fill_chunk(const struct index *ix, uint8_t *dst, const struct index_chunk *chunk,
                       const struct index_shape *s, struct leat_error *err)
 {
     const char *hex = s->fill < ix->header->sections[INDEX_STRINGS].bytes ? index_string(ix, s->fill) : "";
     AUTO_FREE uint8_t *fill = NULL;
     if (*hex) {
-        if (strlen(hex) != 2 * (size_t)s->element_bytes)
-            return error_set(err, LEAT_CORRUPT, "the index holds a wrong fill value");
         fill = malloc(s->element_bytes);
         if (!fill)
             return -ENOMEM;
-        for (uint32_t i = 0; i < s->element_bytes; i++)
-            fill[i] = (uint8_t)(hex_digit(hex[2 * i]) << 4 | hex_digit(hex[2 * i + 1]));
+        if (strlen(hex) != 2 * (size_t)s->element_bytes || !hex_get(hex, s->element_bytes, fill))
+            return error_set(err, LEAT_CORRUPT, "the index holds a wrong fill value");
     }
     scatter(dst, chunk, s, NULL, fill);
     return 0;

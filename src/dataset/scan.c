@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "base/fdio.h"
+#include "base/utf8.h"
 #include "wire/archive/tar.h"
 
 #define TICK_SAMPLES  4096
@@ -14,7 +15,7 @@
 
 void scan_escape(const char *s, char *out, size_t cap)
 {
-    bool utf8 = tar_is_utf8(s);
+    bool utf8 = utf8_valid(s);
     size_t used = 0;
     for (; *s && used + 8 < cap; s++) {
         if ((uint8_t)*s < 0x20 || *s == 0x7f || ((uint8_t)*s >= 0x80 && !utf8))
@@ -29,7 +30,7 @@ void scan_escape(const char *s, char *out, size_t cap)
 
 int scan_fail(int rc, struct leat_error *err)
 {
-    if (err && rc < 0 && !tar_is_utf8(err->message)) {
+    if (err && rc < 0 && !utf8_valid(err->message)) {
         char raw[sizeof(err->message)];
         memcpy(raw, err->message, sizeof(raw));
         scan_escape(raw, err->message, sizeof(err->message));

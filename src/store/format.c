@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #include "base/crc32c.h"
+#include "base/hex.h"
 
 static const char object_magic[8] = "leatobj1", log_magic[8] = "leatlog1", snapshot_magic[8] = "leatidx1";
 
@@ -143,22 +144,13 @@ int store_trailer_parse(const void *data, size_t len, struct trailer *ret)
 
 /* --- ETags -------------------------------------------------------------------------------------------------------------- */
 
-static int hex_digit(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 void store_etag_pack(const char *text, uint8_t ret_md5[16], uint32_t *ret_parts)
 {
     *ret_parts = INDEX_ETAG_TEXT;
     memset(ret_md5, 0, 16);
     uint8_t md5[16];
-    for (unsigned i = 0; i < 16; i++) {
-        int high = hex_digit(text[2 * i]), low = high < 0 ? -1 : hex_digit(text[2 * i + 1]);
-        if (low < 0)
-            return;
-        md5[i] = (uint8_t)(high << 4 | low);
-    }
+    if (!hex_get(text, 16, md5))
+        return;
     uint32_t parts = 0;
     if (text[32]) {
         size_t n = strlen(text + 33);
@@ -176,16 +168,11 @@ void store_etag_pack(const char *text, uint8_t ret_md5[16], uint32_t *ret_parts)
 
 void store_etag_format(const uint8_t md5[16], uint32_t parts, const char *text, char out[STORE_ETAG_MAX + 1])
 {
-    static const char digits[] = "0123456789abcdef";
     if (parts == INDEX_ETAG_TEXT) {
         snprintf(out, STORE_ETAG_MAX + 1, "%s", text ? text : "");
         return;
     }
-    for (unsigned i = 0; i < 16; i++) {
-        out[2 * i] = digits[md5[i] >> 4];
-        out[2 * i + 1] = digits[md5[i] & 15];
-    }
-    out[32] = 0;
+    hex_put(out, md5, 16);
     if (parts)
         snprintf(out + 32, STORE_ETAG_MAX + 1 - 32, "-%u", parts);
 }

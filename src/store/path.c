@@ -16,6 +16,7 @@
  * I/O error is left. Another store's path is refused.
  * Invariants: a path that is not given, but a member, is kept in mind as failed: what may lie on it is neither found nor not found.
  */
+#include "base/hex.h"
 #include "store/internal.h"
 
 #include <dirent.h>
@@ -113,39 +114,20 @@ void store_path_readable(struct path *p)
 
 /* --- identity ----------------------------------------------------------------------------------------------------------- */
 
-static void put_hex(char *out, const uint8_t id[16])
-{
-    for (unsigned i = 0; i < 16; i++)
-        sprintf(out + 2 * i, "%02x", id[i]);
-}
-
-static bool get_hex(const char *text, uint8_t id[16])
-{
-    if (strlen(text) < 32)
-        return false;
-    for (unsigned i = 0; i < 16; i++) {
-        unsigned v;
-        if (sscanf(text + 2 * i, "%2x", &v) != 1)
-            return false;
-        id[i] = (uint8_t)v;
-    }
-    return true;
-}
-
 static int identity_write(struct path *p, const struct identity *id)
 {
     AUTO_FREE char *text = malloc(IDENTITY_MAX);
     if (!text)
         return -ENOMEM;
     char a[33], b[33];
-    put_hex(a, id->store);
-    put_hex(b, id->path);
+    hex_put(a, id->store, 16);
+    hex_put(b, id->path, 16);
     int n = snprintf(text, IDENTITY_MAX, "leat-store 1\nstore %s\npath %s\n", a, b);
     if (id->weight_mib)
         n +=
             snprintf(text + n, IDENTITY_MAX - (size_t)n, "weight %llu\n", (unsigned long long)id->weight_mib);
     for (unsigned i = 0; i < id->n; i++) {
-        put_hex(a, id->members[i].id);
+        hex_put(a, id->members[i].id, 16);
         n += snprintf(text + n, IDENTITY_MAX - (size_t)n, "member %s %s\n", a, id->members[i].dir);
     }
     n += snprintf(text + n, IDENTITY_MAX - (size_t)n, "crc %08x\n", crc32c(0, text, (size_t)n));
@@ -166,13 +148,13 @@ static int identity_parse(char *text, struct identity *ret)
     bool store = false, path = false;
     for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         if (strncmp(line, "store ", 6) == 0)
-            store = get_hex(line + 6, id.store);
+            store = hex_get(line + 6, 16, id.store);
         else if (strncmp(line, "path ", 5) == 0)
-            path = get_hex(line + 5, id.path);
+            path = hex_get(line + 5, 16, id.path);
         else if (strncmp(line, "weight ", 7) == 0)
             id.weight_mib = strtoull(line + 7, NULL, 10);
         else if (strncmp(line, "member ", 7) == 0 && strlen(line) > 40 && id.n < STORE_PATHS_MAX &&
-                 get_hex(line + 7, id.members[id.n].id))
+                 hex_get(line + 7, 16, id.members[id.n].id))
             snprintf(id.members[id.n++].dir, PATH_NAME_MAX, "%s", line + 40);
     }
     *ret = id;

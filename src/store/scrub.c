@@ -9,6 +9,7 @@
  * is the path's matter as well (store_path_unreadable). A position that cannot be written is a pass that begins again after a restart.
  * Invariants: only the version that was read is marked or evicted. A mark is taken away only when every block of the object matched.
  */
+#include "base/hex.h"
 #include "store/internal.h"
 
 #include <fcntl.h>
@@ -65,10 +66,9 @@ struct scrub {
 
 static void put_key(FILE *f, const struct ikey *k)
 {
-    for (size_t i = 0; i < k->len; i++)
-        fprintf(f, "%02x", k->bytes[i]);
-    if (k->len == 0)
-        fputc('-', f);
+    char text[2 * sizeof(k->bytes) + 1];
+    hex_put(text, k->bytes, k->len);
+    fputs(k->len ? text : "-", f);
 }
 
 static bool get_key(const char *text, struct ikey *ret)
@@ -77,14 +77,8 @@ static bool get_key(const char *text, struct ikey *ret)
     ret->len = 0;
     if (n == 0)
         return *text == '-';
-    if (n % 2 || n / 2 > sizeof(ret->bytes))
+    if (n % 2 || n / 2 > sizeof(ret->bytes) || !hex_get(text, n / 2, ret->bytes))
         return false;
-    for (size_t i = 0; i < n / 2; i++) {
-        unsigned v;
-        if (sscanf(text + 2 * i, "%2x", &v) != 1)
-            return false;
-        ret->bytes[i] = (uint8_t)v;
-    }
     ret->len = n / 2;
     return true;
 }

@@ -10,6 +10,7 @@
 #include "store/uploads.h"
 
 #include "base/array.h"
+#include "base/hex.h"
 #include "base/log.h"
 
 void store_upload_key(uint32_t bucket_id, const uint8_t id[16], unsigned part, struct ikey *ret)
@@ -23,15 +24,7 @@ void store_upload_key(uint32_t bucket_id, const uint8_t id[16], unsigned part, s
 
 bool store_upload_id_parse(const char *text, uint8_t ret_id[16])
 {
-    if (strlen(text) != 32 || strspn(text, "0123456789abcdef") != 32)
-        return false;
-    for (unsigned i = 0; i < 16; i++) {
-        unsigned v;
-        if (sscanf(text + 2 * i, "%2x", &v) != 1)
-            return false;
-        ret_id[i] = (uint8_t)v;
-    }
-    return true;
+    return strlen(text) == 32 && hex_get(text, 16, ret_id);
 }
 
 void store_upload_free(struct store *s, struct upload *u)
@@ -209,8 +202,7 @@ struct upload *store_upload_new(const char *bucket, uint32_t bucket_id, const ui
     snprintf(u->bucket, sizeof(u->bucket), "%s", bucket);
     u->bucket_id = bucket_id;
     memcpy(u->id, id, 16);
-    for (unsigned i = 0; i < 16; i++)
-        snprintf(u->text + 2 * i, 3, "%02x", id[i]);
+    hex_put(u->text, id, 16);
     u->key_len = key_len;
     u->meta_len = meta_len;
     memcpy(u->data, key, key_len);

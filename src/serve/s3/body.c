@@ -8,6 +8,7 @@
  */
 #include "base/crc32c.h"
 #include "base/crc64.h"
+#include "base/hex.h"
 #include "serve/s3/task.h"
 
 #include <libdeflate.h>
@@ -317,8 +318,7 @@ static bool compare(struct s3_task *v)
         EVP_DigestFinal_ex(b->sha256, sha256, NULL);
     if (b->how == SIGV4_BODY_HASHED) {
         char hex[SIGV4_SIGNATURE];
-        for (unsigned i = 0; i < 32; i++)
-            snprintf(hex + 2 * i, 3, "%02x", sha256[i]);
+        hex_put(hex, sha256, 32);
         if (memcmp(hex, b->payload, 64) != 0)
             return s3_task_fail(v, S3_CONTENT_SHA_MISMATCH, NULL);
     }

@@ -7,6 +7,7 @@
  *
  * Invariants: a token says where a page ended, in hex: "k" and a key, or "p" and a common prefix, below which the next page has nothing.
  */
+#include "base/hex.h"
 #include "serve/s3/task.h"
 
 #include <stdio.h>
@@ -27,21 +28,11 @@ struct listing {
 
 static void make_token(struct listing *l)
 {
-    static const char hex[] = "0123456789abcdef";
     size_t n = MIN(l->last.len, (size_t)S3_KEY_MAX);
     l->token[0] = l->last_is_prefix ? 'p' : 'k';
-    for (size_t i = 0; i < n; i++) {
-        l->token[1 + 2 * i] = hex[l->last.data[i] >> 4];
-        l->token[2 + 2 * i] = hex[l->last.data[i] & 15];
-    }
-    l->token[1 + 2 * n] = 0;
+    hex_put(l->token + 1, l->last.data, n);
     l->page.next = l->token;
     l->page.next_len = 1 + 2 * n;
-}
-
-static int digit(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
 static bool read_token(struct listing *l, const char *token, size_t len)
@@ -50,13 +41,7 @@ static bool read_token(struct listing *l, const char *token, size_t len)
         return false;
     l->after_len = len / 2;
     l->after_prefix = token[0] == 'p';
-    for (size_t i = 0; i < l->after_len; i++) {
-        int high = digit(token[1 + 2 * i]), low = digit(token[2 + 2 * i]);
-        if (high < 0 || low < 0)
-            return false;
-        l->after[i] = (char)(high << 4 | low);
-    }
-    return true;
+    return hex_get(token + 1, l->after_len, l->after);
 }
 
 /* --- what is asked for --------------------------------------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
  * Failure modes: a part that is missing or another one is InvalidPart, one that is too small EntityTooSmall; the upload stays as it was. An
  * answer that was lost: the same request again finds the object with the ETag that its parts give, and says so.
  */
+#include "base/hex.h"
 #include "serve/s3/parts.h"
 #include "serve/s3/task.h"
 
@@ -389,19 +390,15 @@ static bool etag_of(const struct completion *c, char out[48])
     bool good = true;
     for (unsigned i = 0; good && i < c->n; i++) {
         const char *hex = c->named[i].etag;
-        good = strlen(hex) == 32 && strspn(hex, "0123456789abcdef") == 32;
-        for (unsigned k = 0; good && k < 16; k++) {
-            unsigned byte;
-            sscanf(hex + 2 * k, "%2x", &byte);
-            bytes_put_u8(&all, (uint8_t)byte);
-        }
+        good = strlen(hex) == 32 && hex_get(hex, 16, sum);
+        bytes_put(&all, sum, 16);
     }
     good = good && !all.failed && EVP_Digest(all.data, all.len, sum, NULL, EVP_md5(), NULL) == 1;
     bytes_out_fini(&all);
-    for (unsigned i = 0; good && i < 16; i++)
-        snprintf(out + 2 * i, 3, "%02x", sum[i]);
-    if (good)
+    if (good) {
+        hex_put(out, sum, 16);
         snprintf(out + 32, 16, "-%u", c->n);
+    }
     return good;
 }
 

@@ -15,6 +15,8 @@
 
 #include <stdio.h>
 
+#include "base/utf8.h"
+
 #define EXTENSION_MAX (1u << 20) /* of pax records for one member: real ones are a few hundred bytes */
 
 /* POSIX.1-2017 pax, "ustar Interchange Format". */
@@ -104,27 +106,6 @@ static void escape(const char *s, char *out, size_t cap)
     snprintf(out + used, cap - used, "%s", *s ? "..." : "");
 }
 
-bool tar_is_utf8(const char *s)
-{
-    const uint8_t *p = (const uint8_t *)s;
-    while (*p) {
-        unsigned more = *p < 0x80 ? 0 : *p < 0xc2 ? 9 : *p < 0xe0 ? 1 : *p < 0xf0 ? 2 : *p < 0xf5 ? 3 : 9;
-        if (more == 9)
-            return false;
-        uint8_t lead = *p++;
-        for (unsigned i = 0; i < more; i++, p++) {
-            uint8_t lo = 0x80, hi = 0xbf;
-            if (i == 0) {
-                lo = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
-                hi = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-            }
-            if (*p < lo || *p > hi)
-                return false;
-        }
-    }
-    return true;
-}
-
 int tar_path_check(const char *path, struct leat_error *err)
 {
     const char *why = NULL;
@@ -133,7 +114,7 @@ int tar_path_check(const char *path, struct leat_error *err)
         why = "is empty";
     else if (*path == '/')
         why = "is absolute";
-    else if (!tar_is_utf8(path))
+    else if (!utf8_valid(path))
         why = "is not UTF-8; rename it";
     for (const char *p = path; !why && *p;) {
         size_t len = strcspn(p, "/");

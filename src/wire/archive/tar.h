@@ -49,9 +49,6 @@ void tar_parser_init(struct tar_parser *p);
 int tar_parser_feed(struct tar_parser *p, const void *buf, size_t len, struct tar_member *ret_member,
                     struct leat_error *err);
 
-/* Well-formed UTF-8 (RFC 3629): no overlong forms, no surrogates, nothing past U+10FFFF. */
-bool tar_is_utf8(const char *s);
-
 /* Refuses absolute paths, "..", empty ones, NUL, more than TAR_DEPTH_MAX components, and names that are not UTF-8. */
 int tar_path_check(const char *path, struct leat_error *err);
 

@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "base/utf8.h"
+
 #define END_BYTES         22u
 #define LOCATOR_BYTES     20u
 #define END64_BYTES       56u
@@ -187,7 +189,7 @@ static int member_path(const struct zip_parser *p, const uint8_t *raw, size_t le
     memcpy(m->path, raw, len);
     m->path[len] = 0;
     /* Without the flag, UTF-8 is UTF-8 all the same: many an archiver writes it so. */
-    if (!utf8 && !tar_is_utf8(m->path)) {
+    if (!utf8 && !utf8_valid(m->path)) {
         size_t used = 0;
         for (size_t i = 0; i < len; i++) {
             if (used + 4 > sizeof(m->path))

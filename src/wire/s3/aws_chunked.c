@@ -7,6 +7,8 @@
 #define OPENSSL_SUPPRESS_DEPRECATED /* as in sigv4.c */
 #include "wire/s3/aws_chunked.h"
 
+#include "base/hex.h"
+
 #include <openssl/crypto.h>
 #include <strings.h>
 
@@ -81,15 +83,10 @@ static int check_chunk(struct aws_chunked *c)
 {
     uint8_t sum[SHA256_DIGEST_LENGTH];
     char hex[SIGV4_SIGNATURE], signature[SIGV4_SIGNATURE];
-    static const char digits[] = "0123456789abcdef";
     if (!c->is_signed)
         return 0;
     SHA256_Final(sum, &c->hash);
-    for (unsigned i = 0; i < sizeof(sum); i++) {
-        hex[2 * i] = digits[sum[i] >> 4];
-        hex[2 * i + 1] = digits[sum[i] & 15];
-    }
-    hex[SIGV4_SIGNATURE - 1] = 0;
+    hex_put(hex, sum, sizeof(sum));
     int rc = sigv4_chunk(&c->key, c->when, c->previous, hex, signature);
     if (rc < 0)
         return fail(c, rc, "no hash");

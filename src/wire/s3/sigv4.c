@@ -12,19 +12,10 @@
 #include <openssl/sha.h>
 #include <stdio.h>
 
+#include "base/hex.h"
 #include "wire/http/http.h"
 
 #define ALGORITHM "AWS4-HMAC-SHA256"
-
-static void to_hex(const uint8_t *in, size_t n, char *out)
-{
-    static const char hex[] = "0123456789abcdef";
-    for (size_t i = 0; i < n; i++) {
-        out[2 * i] = hex[in[i] >> 4];
-        out[2 * i + 1] = hex[in[i] & 15];
-    }
-    out[2 * n] = 0;
-}
 
 /* Pieces are gathered, as a call of OpenSSL's costs as much as hashing twenty bytes: a request has fifty pieces, of which it takes one. */
 struct hash {
@@ -116,7 +107,7 @@ int sigv4_sha256(const void *data, size_t len, char ret_hex[SIGV4_SIGNATURE])
 {
     uint8_t sum[SHA256_DIGEST_LENGTH];
     SHA256(data, len, sum);
-    to_hex(sum, sizeof(sum), ret_hex);
+    hex_put(ret_hex, sum, sizeof(sum));
     return 0;
 }
 
@@ -271,7 +262,7 @@ static int hash_canonical(const struct sigv4_request *rq, char ret_hex[SIGV4_SIG
     put(&hash, "\n", 1);
     put_text(&hash, rq->payload);
     hash_end(&hash, sum);
-    to_hex(sum, sizeof(sum), ret_hex);
+    hex_put(ret_hex, sum, sizeof(sum));
     return 0;
 }
 
@@ -288,7 +279,7 @@ static void sign_lines(const struct sigv4_key *key, const char *const *lines, un
         put_text(&h.hash, lines[i]);
     }
     hmac_end(&h, sum);
-    to_hex(sum, sizeof(sum), ret_signature);
+    hex_put(ret_signature, sum, sizeof(sum));
 }
 
 int sigv4_sign(const struct sigv4_key *key, const struct sigv4_request *request, const char *time,
