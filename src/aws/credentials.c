@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <sys/wait.h>
 
+#include "base/secret_file.h"
 #include "http/client/once.h"
 #include "base/clock.h"
 #include "wire/s3/s3.h"
@@ -18,14 +19,6 @@
 #define ENDPOINT_NS (1 * NS_PER_S) /* of this machine or container */
 #define STS_NS      (10 * NS_PER_S)
 #define ANSWER_MAX  (64 * KIB)
-
-static void wipe(char **s)
-{
-    if (*s)
-        explicit_bzero(*s, strlen(*s));
-    free(*s);
-    *s = NULL;
-}
 
 static const char *env(const char *name)
 {
@@ -224,8 +217,8 @@ static int from_web_identity(struct credentials *c, const struct aws_profile *p,
     } else {
         error_prefix(err, rc, "STS");
     }
-    wipe(&text);
-    wipe(&token);
+    secret_wipe(&text);
+    secret_wipe(&token);
     if (body.data)
         explicit_bzero(body.data, body.len);
     bytes_out_fini(&body);
@@ -283,8 +276,8 @@ static int from_container(struct credentials *c, struct leat_error *err)
         rc = status == 200
                  ? take_json(c, text, "the container's endpoint", err)
                  : error_set(err, LEAT_DENIED, "the container's credentials endpoint answered %d", status);
-    wipe(&text);
-    wipe(&from_file);
+    secret_wipe(&text);
+    secret_wipe(&from_file);
     if (headers.data)
         explicit_bzero(headers.data, headers.len);
     bytes_out_fini(&headers);
@@ -320,9 +313,9 @@ static int from_instance(struct credentials *c, struct leat_error *err)
                  : error_set(err, LEAT_DENIED, "the instance's credentials endpoint answered %d", status);
 out:
     explicit_bzero(header, sizeof(header));
-    wipe(&token);
-    wipe(&role);
-    wipe(&text);
+    secret_wipe(&token);
+    secret_wipe(&role);
+    secret_wipe(&text);
     return rc;
 }
 

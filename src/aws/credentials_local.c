@@ -1,22 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* credentials_local.c: credentials from the places that need neither a network nor another program: also what libleat.so looks at by itself. */
 #include "aws/credentials.h"
+#include "base/secret_file.h"
 
 #include <stdio.h>
 
-static void wipe(char **s)
-{
-    if (*s)
-        explicit_bzero(*s, strlen(*s));
-    free(*s);
-    *s = NULL;
-}
-
 void credentials_fini(struct credentials *c)
 {
-    wipe(&c->access_key);
-    wipe(&c->secret_key);
-    wipe(&c->token);
+    secret_wipe(&c->access_key);
+    secret_wipe(&c->secret_key);
+    secret_wipe(&c->token);
     *c = (struct credentials){0};
 }
 

@@ -8,6 +8,8 @@
 
 #include "aws/settings.h"
 
+#include "base/secret_file.h"
+
 #define FILE_MAX_BYTES (1 * MIB)
 
 static char *trim(char *s)
@@ -148,20 +150,12 @@ int aws_profile_read(const char *name, struct aws_profile *ret_profile, struct l
     return 0;
 }
 
-static void wipe(char **s)
-{
-    if (*s)
-        explicit_bzero(*s, strlen(*s));
-    free(*s);
-    *s = NULL;
-}
-
 void aws_profile_fini(struct aws_profile *p)
 {
     char **all[] = {&p->access_key, &p->secret_key, &p->token, &p->process, &p->region,         &p->endpoint,
                     &p->style,      &p->ca_file,    &p->role,  &p->source,  &p->web_token_file, &p->sso};
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
-        wipe(all[i]);
+        secret_wipe(all[i]);
 }
 
 static int pick(char **to, char **from, const char *const *variables)

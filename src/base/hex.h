@@ -22,6 +22,12 @@ static inline int hex_digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
+/* Of either case. -1: no digit. */
+static inline int hex_digit_any(char c)
+{
+    return hex_digit(c >= 'A' && c <= 'F' ? (char)(c | 0x20) : c);
+}
+
 /* n bytes out of the first 2 * n characters; false: one of them is no digit, as where the text ends before. */
 static inline bool hex_get(const char *text, size_t n, void *ret_bytes)
 {

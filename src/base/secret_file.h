@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* secret_file.h: files that hold a secret (a token, a private key, keys of S3): one rule for owner and mode. Any thread. */
+/* secret_file.h: files that hold a secret (a token, a private key, keys of S3): one rule for owner and mode; and its end. Any thread. */
 #ifndef BASE_SECRET_FILE_H
 #define BASE_SECRET_FILE_H
 
@@ -12,5 +12,14 @@
  */
 int secret_file_open(const char *what, const char *path, const char *hint, bool roots_group, int *ret_fd,
                      struct leat_error *err);
+
+/* The secret in memory: overwritten and freed, and NULL then. */
+static inline void secret_wipe(char **text)
+{
+    if (*text)
+        explicit_bzero(*text, strlen(*text));
+    free(*text);
+    *text = NULL;
+}
 
 #endif

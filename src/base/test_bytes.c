@@ -99,6 +99,8 @@ static void test_hex(void **state)
     assert_string_equal(text, "");
     assert_true(hex_get("", 0, back));
     assert_true(hex_get("ab/", 1, back)); /* what is behind them is not looked at */
+    assert_true(hex_digit('F') < 0 && hex_digit_any('F') == 15 && hex_digit_any('f') == 15);
+    assert_true(hex_digit_any('G') < 0 && hex_digit_any('@') < 0 && hex_digit_any('9') == 9);
     static const char *const wrong[] = {"", "a", "0g", "g0", "AB", " 1", "1 ", "0x", "-1"};
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
         assert_false(hex_get(wrong[i], 1, back));

@@ -178,6 +178,8 @@ struct progress {
 };
 void progress_begin(struct progress *p, const struct cli *cli);
 int progress_report(const struct leat_progress *report, void *user);
+int progress_scan(void *user, uint64_t samples,
+                  uint64_t bytes);             /* the same for a scan: dataset_progress.report */
 void progress_end(struct progress *p);         /* takes the bar away */
 const atomic_bool *progress_interrupted(void); /* by Ctrl-C, once progress_begin was called */
 double progress_seconds(const struct progress *p);

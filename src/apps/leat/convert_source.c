@@ -277,13 +277,6 @@ static int read_index(struct convert_list *list, const struct index *ix, bool la
     return 0;
 }
 
-static int report_scan(void *user, uint64_t samples, uint64_t bytes)
-{
-    struct leat_progress report = {
-        .size = sizeof(report), .stage = LEAT_STAGE_INDEX, .samples_done = samples, .bytes_done = bytes};
-    return progress_report(&report, user);
-}
-
 /* The extension is all behind the key's dot, as a sample's field is. A label stays with its file, which stands before it. */
 static int filter(struct convert_list *list, const char *uri, const char *field, struct leat_error *err)
 {
@@ -306,7 +299,7 @@ int convert_list_read(struct convert_list *list, const char *uri, bool labels, c
                       struct progress *progress, struct leat_error *err)
 {
     struct dataset_spec spec;
-    struct dataset_progress scan = {.report = report_scan, .user = progress};
+    struct dataset_progress scan = {.report = progress_scan, .user = progress};
     AUTO_CLOSE int fd = memfd_create("leat-convert", MFD_CLOEXEC);
     if (fd < 0)
         return error_sys(err, -errno, "memfd_create");

@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <openssl/evp.h>
 #include <stdarg.h>
 
 int cli_exit_of(int rc)
@@ -302,16 +303,13 @@ void json_bool(struct cli_json *j, const char *key, bool v)
 
 void json_base64(struct cli_json *j, const char *key, const void *data, size_t bytes)
 {
-    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     const unsigned char *u = data;
     json_lead(j, key);
     fputc('"', j->out);
-    for (size_t i = 0; i < bytes; i += 3) {
-        size_t n = MIN(bytes - i, (size_t)3);
-        uint32_t v = (uint32_t)u[i] << 16 | (n > 1 ? (uint32_t)u[i + 1] << 8 : 0) | (n > 2 ? u[i + 2] : 0);
-        char four[4] = {letters[v >> 18], letters[v >> 12 & 63], n > 1 ? letters[v >> 6 & 63] : '=',
-                        n > 2 ? letters[v & 63] : '='};
-        fwrite(four, 1, 4, j->out);
+    for (size_t i = 0; i < bytes; i += 48) { /* a multiple of 3: only the last piece is padded */
+        unsigned char text[65];
+        int n = EVP_EncodeBlock(text, u + i, (int)MIN(bytes - i, (size_t)48));
+        fwrite(text, 1, (size_t)n, j->out);
     }
     fputc('"', j->out);
 }

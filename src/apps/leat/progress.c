@@ -188,6 +188,13 @@ int progress_report(const struct leat_progress *report, void *user)
     return 0;
 }
 
+int progress_scan(void *user, uint64_t samples, uint64_t bytes)
+{
+    struct leat_progress report = {
+        .size = sizeof(report), .stage = LEAT_STAGE_INDEX, .samples_done = samples, .bytes_done = bytes};
+    return progress_report(&report, user);
+}
+
 void progress_end(struct progress *p)
 {
     if (p->drawn)

@@ -203,13 +203,6 @@ int cmd_append(struct cli *cli)
     return CLI_OK;
 }
 
-static int report_scan(void *user, uint64_t samples, uint64_t bytes)
-{
-    struct leat_progress report = {
-        .size = sizeof(report), .stage = LEAT_STAGE_INDEX, .samples_done = samples, .bytes_done = bytes};
-    return progress_report(&report, user);
-}
-
 struct index_summary {
     uint64_t samples, payload_bytes, index_bytes;
 };
@@ -259,7 +252,7 @@ int cmd_index(struct cli *cli)
 
     struct progress progress;
     progress_begin(&progress, cli);
-    struct dataset_progress scan = {.report = report_scan, .user = &progress};
+    struct dataset_progress scan = {.report = progress_scan, .user = &progress};
     AUTO_FREE char *path = NULL;
     AUTO_CLOSE int fd = -1;
     struct backend *session = NULL;

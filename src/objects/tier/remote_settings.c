@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* remote_settings.c: a bucket's property "remote", read and written; and what is kept of an object there and here, from the one form to the other. */
+#include "base/secret_file.h"
 #include "objects/tier/tier_internal.h"
 
 #include <jansson.h>
@@ -12,20 +13,12 @@
 #define AGE_MAX     (365ll * 86400)
 #define TIMEOUT_MAX 3600ll
 
-static void wipe(char **text)
-{
-    if (*text)
-        explicit_bzero(*text, strlen(*text));
-    free(*text);
-    *text = NULL;
-}
-
 void tier_remote_fini(struct tier_remote *r)
 {
     char **all[] = {&r->uri,     &r->base_key, &r->endpoint,   &r->region,     &r->style,
                     &r->ca_file, &r->profile,  &r->access_key, &r->secret_key, &r->token};
     for (size_t i = 0; i < ARRAY_LEN(all); i++)
-        wipe(all[i]);
+        secret_wipe(all[i]);
 }
 
 enum kind { TEXT, TRUTH, NUMBER };

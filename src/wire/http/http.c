@@ -9,6 +9,8 @@
  */
 #include "wire/http/http.h"
 
+#include "base/hex.h"
+
 #include <stdio.h>
 #include <strings.h>
 
@@ -535,18 +537,10 @@ void http_escape(struct bytes_out *out, const void *data, size_t len, bool slash
     room_end(out, at);
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 int http_escaped_byte(const char *text, size_t len)
 {
-    int hi = len >= 3 ? hex_digit(text[1]) : -1;
-    int lo = hi >= 0 ? hex_digit(text[2]) : -1;
+    int hi = len >= 3 ? hex_digit_any(text[1]) : -1;
+    int lo = hi >= 0 ? hex_digit_any(text[2]) : -1;
     return lo >= 0 ? hi << 4 | lo : -1;
 }
 

@@ -39,24 +39,16 @@ void aws_chunked_fini(struct aws_chunked *c)
     sigv4_key_wipe(&c->key);
 }
 
-static int hex_value(char ch)
-{
-    if (ch >= '0' && ch <= '9')
-        return ch - '0';
-    ch |= 0x20;
-    return ch >= 'a' && ch <= 'f' ? ch - 'a' + 10 : -1;
-}
-
 /* A line without its CR and LF: "10000" or "10000;chunk-signature=...". */
 static int parse_line(struct aws_chunked *c)
 {
     static const char name[] = ";chunk-signature=";
     unsigned i = 0;
     uint64_t bytes = 0;
-    for (; i < c->line_len && hex_value(c->line[i]) >= 0; i++) {
+    for (; i < c->line_len && hex_digit_any(c->line[i]) >= 0; i++) {
         if (bytes >> 56)
             return fail(c, LEAT_CORRUPT, "a chunk is too large");
-        bytes = bytes << 4 | (unsigned)hex_value(c->line[i]);
+        bytes = bytes << 4 | (unsigned)hex_digit_any(c->line[i]);
     }
     if (i == 0)
         return fail(c, LEAT_CORRUPT, "a chunk does not begin with its size");
