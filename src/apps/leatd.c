@@ -4,7 +4,6 @@
 #include "base/base.h"
 #include "base/bytes.h"
 #include "base/log.h"
-#include "base/size.h"
 #include "leat-config.h"
 #include "loop/loop.h"
 #include "rpc/auth.h"

@@ -12,7 +12,6 @@
  */
 #include "client/client.h"
 
-#include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/ledger.h"
 

@@ -15,7 +15,6 @@
 #include "client/client.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/un.h>

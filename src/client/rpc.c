@@ -20,7 +20,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include "base/clock.h"
 

@@ -7,9 +7,6 @@
 #include "leat/leat.h"
 #include "pool/set/wset.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-
 #define DROP_FOREVER_NS (365ull * 24 * 3600 * NS_PER_S)
 
 static struct server_view view_of(struct server *s)

@@ -6,7 +6,6 @@
  */
 #include "daemon/server_internal.h"
 
-#include "base/clock.h"
 #include "base/crc32c.h"
 #include "pool/nodes/nodes.h"
 #include "pool/region/region.h"

@@ -8,7 +8,6 @@
 #include "daemon/server_internal.h"
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "leat/leat.h"
 #include "pool/source/access.h"
 #include "pool/pool_internal.h"
@@ -18,7 +17,6 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
 
 #define URGENT_MAX        4096u /* samples of one WAIT that go first */
 #define FETCH_SAMPLES_MAX (1u << 20)

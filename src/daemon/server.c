@@ -15,7 +15,6 @@
 #include "pool/set/wset.h"
 
 #include <fcntl.h>
-#include <inttypes.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <sys/epoll.h>

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the daemon says of itself: JSON for `leat ls`, `stat` and `status`; the text for monitoring is metrics.c's. */
-#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/hex.h"
@@ -16,9 +15,7 @@
 #include "pool/set/wset.h"
 #include "wire/json_whole.h"
 
-#include <inttypes.h>
 #include <jansson.h>
-#include <stdio.h>
 
 static const char *state_name(const struct wset *ws)
 {

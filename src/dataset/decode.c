@@ -11,7 +11,6 @@
  * -ENOMEM; errors of pread.
  */
 #include <libdeflate.h>
-#include <stdio.h>
 
 #include "base/fdio.h"
 #include "base/hex.h"

@@ -8,7 +8,6 @@
  *
  * Failure modes: LEAT_INVALID (empty, a key twice), LEAT_NO_SPACE and other errors of write(2), -ENOMEM.
  */
-#include <stdio.h>
 #include <xxhash.h>
 
 #include "base/fdio.h"

@@ -6,7 +6,6 @@
  * Happy path: one pass over each table, O(samples + extents + chunks), and a bitmap for `sorted`.
  * Failure modes: LEAT_CORRUPT with the table's name and the row; -ENOMEM for the bitmap.
  */
-#include <stdio.h>
 
 #include "dataset/index_internal.h"
 

@@ -8,7 +8,6 @@
 
 #include "base/fdio.h"
 #include "base/utf8.h"
-#include "wire/archive/tar.h"
 
 #define TICK_SAMPLES  4096
 #define SETTLE_ROUNDS 5

@@ -12,7 +12,6 @@
  */
 #include "pool/pool_internal.h"
 
-#include "base/log.h"
 #include "dataset/dataset.h"
 #include "leat/leat.h"
 #include "pool/source/access.h"

@@ -20,8 +20,6 @@
 #include "pool/work.h"
 #include "pool/set/wset.h"
 
-#include <inttypes.h>
-
 struct preparing {
     struct work work;
     struct wset *ws; /* a reference */

@@ -8,7 +8,6 @@
  */
 #include "store/format.h"
 
-#include <ctype.h>
 #include <stdio.h>
 
 #include "base/crc32c.h"

@@ -27,7 +27,6 @@
 
 #include "base/crc32c.h"
 #include "base/log.h"
-#include "base/size.h"
 
 #define IDENTITY_MAX (64 * KIB)
 

@@ -16,7 +16,6 @@
 #include <sys/stat.h>
 
 #include "base/crc32c.h"
-#include "base/log.h"
 
 static void index_file(const struct path *p, const char *what, uint64_t number, char out[PATH_FILE_MAX])
 {

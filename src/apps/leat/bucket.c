@@ -7,7 +7,6 @@
  * Failure modes: the server says what is wrong with a setting; a remote that does not answer leaves the bucket there, and says so.
  * Invariants: nothing secret is an option (`ps` shows those), is printed, or goes to Amazon.
  */
-#include <signal.h>
 #include <stdio.h>
 
 #include "apps/leat/remote.h"

@@ -9,8 +9,6 @@
  */
 #include <fcntl.h>
 #include <fts.h>
-#include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <sys/stat.h>
 

@@ -5,8 +5,6 @@
  */
 #include "apps/leat/cli.h"
 
-#include <inttypes.h>
-
 #include "base/utf8.h"
 #include "wire/address.h"
 

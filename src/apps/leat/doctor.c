@@ -3,7 +3,6 @@
 #include "apps/leat/doctor.h"
 
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stdarg.h>
 
 #include "apps/leat/cli.h"

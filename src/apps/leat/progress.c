@@ -6,7 +6,6 @@
  */
 #include "apps/leat/remote.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <signal.h>
 #include <sys/ioctl.h>

@@ -2,7 +2,6 @@
 /* remote.c: options of S3, and `leat ls s3://...`: printed as the pages come, so that the first key does not wait for the last. */
 #include "apps/leat/remote.h"
 
-#include <inttypes.h>
 #include <signal.h>
 #include <time.h>
 

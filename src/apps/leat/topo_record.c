@@ -6,7 +6,6 @@
 #include "apps/leat/topo.h"
 #include "base/array.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 
 struct topo_record {

@@ -5,8 +5,6 @@
  */
 #include "dataset/hdf5/table.h"
 
-#include <stdio.h>
-
 #include "dataset/index_internal.h"
 #include "wire/archive/npy.h"
 #include "wire/archive/tar.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* npy/scan.c: the data of a .npy file are one RAW extent. */
-#include <stdio.h>
 
 #include "dataset/scan.h"
 #include "wire/archive/npy.h"

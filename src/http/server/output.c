@@ -13,7 +13,6 @@
 #include "http/server/server_internal.h"
 
 #include <linux/sockios.h>
-#include <sys/ioctl.h>
 #include <sys/sendfile.h>
 #include <sys/uio.h>
 

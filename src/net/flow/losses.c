@@ -4,7 +4,6 @@
 
 #include <linux/tcp.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
 
 uint32_t losses_judge(struct losses *l, uint32_t sent_anew, uint32_t came_twice, uint64_t now_ns)
 {

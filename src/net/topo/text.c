@@ -2,6 +2,8 @@
 /* text.c: a tree in one text: how tests keep those of hosts that we have not got. Folders are what paths imply. */
 #include "net/topo/topo.h"
 
+#include "base/hex.h"
+
 #define LINES_MAX 100000u
 
 struct entry {
@@ -15,17 +17,10 @@ struct topo_text {
     struct entry *entries; /* by path */
 };
 
-static int hex(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* In place. */
 static void unescape(char *s)
 {
-    char *out = s;
+    char *out = s, byte;
     for (; *s; s++) {
         if (s[0] == '\\' && s[1] == 'n') {
             *out++ = '\n';
@@ -33,9 +28,8 @@ static void unescape(char *s)
         } else if (s[0] == '\\' && s[1] == '\\') {
             *out++ = '\\';
             s++;
-        } else if (s[0] == '\\' && s[1] == 'x' && hex(s[2]) >= 0 && hex(s[3]) >= 0 &&
-                   (s[2] != '0' || s[3] != '0')) {
-            *out++ = (char)(hex(s[2]) << 4 | hex(s[3]));
+        } else if (s[0] == '\\' && s[1] == 'x' && hex_get(s + 2, 1, &byte) && byte) {
+            *out++ = byte;
             s += 3;
         } else {
             *out++ = *s;

@@ -23,7 +23,6 @@
 #include "base/log.h"
 #include "net/ucx/verbs.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 
 /* --- connections: on the rail's thread ----------------------------------------------------------------------------- */

@@ -17,8 +17,6 @@
  */
 #include "net/ucx/serve.h"
 
-#include "base/log.h"
-
 static pthread_mutex_t slot_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t slot_changed = PTHREAD_COND_INITIALIZER;
 

@@ -16,7 +16,6 @@
 #include "pool/fill/fill_internal.h"
 
 #include "base/ledger.h"
-#include "base/log.h"
 #include "disk/direct.h"
 #include "pool/region/region.h"
 #include "pool/source/source.h"

@@ -12,7 +12,6 @@
 
 #include "base/array.h"
 #include "base/crc32c.h"
-#include "base/log.h"
 #include "dataset/dataset.h"
 #include "loop/loop.h"
 #include "pool/fill/fill.h"

@@ -5,7 +5,6 @@
 #include <grp.h>
 #include <linux/openat2.h>
 #include <pwd.h>
-#include <stdio.h>
 #include <sys/fsuid.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>

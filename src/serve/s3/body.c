@@ -13,7 +13,6 @@
 
 #include <libdeflate.h>
 #include <stdio.h>
-#include <strings.h>
 
 #define OBJECT_MAX   (5ull * 1024 * GIB)
 #define CHUNK_BUFFER (256 * KIB)

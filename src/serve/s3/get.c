@@ -8,7 +8,6 @@
  * off, so that nobody takes what came for the whole.
  * Invariants: no byte leaves that was not verified since the object was opened.
  */
-#include "base/log.h"
 #include "serve/s3/parts.h"
 #include "serve/s3/task.h"
 

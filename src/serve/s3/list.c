@@ -10,8 +10,6 @@
 #include "base/hex.h"
 #include "serve/s3/task.h"
 
-#include <stdio.h>
-
 struct listing {
     struct s3_task *v;
     struct s3_page page;

@@ -11,7 +11,6 @@
 #include "serve/s3/members.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <xxhash.h>
 
 #include "base/list.h"

@@ -8,7 +8,6 @@
  */
 #include "serve/s3/task.h"
 
-#include <stdio.h>
 #include <strings.h>
 
 #define USER_META_MAX 2048u

@@ -7,8 +7,6 @@
  */
 #include "serve/s3/service.h"
 
-#include "base/clock.h"
-#include "base/log.h"
 #include "serve/s3/members.h"
 #include "serve/s3/task.h"
 

@@ -10,7 +10,6 @@
  */
 #include "wire/archive/zip.h"
 
-#include <stdio.h>
 #include <time.h>
 
 #include "base/utf8.h"

@@ -11,7 +11,6 @@
 
 #include "base/hex.h"
 
-#include <stdio.h>
 #include <strings.h>
 
 /* --- llhttp's callbacks ------------------------------------------------------------------------------------------------ */

@@ -8,7 +8,6 @@
 #include "wire/s3/batch.h"
 
 #include <jansson.h>
-#include <stdio.h>
 
 #include "base/array.h"
 #include "base/bytes.h"
