@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* driver.c: see driver.h. Latencies are kept per batch in a fixed array, so that the timed loop allocates nothing. */
 #include "driver.h"
+#include "options.h"
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/rng.h"
 #include "pool/region/hugefs.h"
 
 #include <fcntl.h>
-#include <getopt.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -292,51 +292,23 @@ static void answer(char *line)
 
 static void parse(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"file", 1, NULL, 'f'},   {"samples", 1, NULL, 'n'}, {"bytes", 1, NULL, 'b'},
-        {"batch", 1, NULL, 'k'},  {"slots", 1, NULL, 's'},   {"consumers", 1, NULL, 'c'},
-        {"first", 1, NULL, '1'},  {"all", 1, NULL, 'a'},     {"pages", 1, NULL, 'p'},
-        {"orders", 1, NULL, 'o'}, {"spread", 1, NULL, 'S'},  {0}};
-    for (int c; (c = getopt_long(argc, argv, "+", options, NULL)) != -1;) {
-        unsigned long long v = c == 'f' || c == 'p' || c == 'o' || c == '?' ? 0 : strtoull(optarg, NULL, 10);
-        switch (c) {
-        case 'f':
-            setup.file = optarg;
-            break;
-        case 'o':
-            setup.orders = optarg;
-            break;
-        case 'p':
-            setup.huge = strcmp(optarg, "huge") == 0;
-            break;
-        case 'n':
-            setup.samples = v;
-            break;
-        case 'b':
-            setup.sample_bytes = v;
-            break;
-        case 'k':
-            setup.batch = (unsigned)v;
-            break;
-        case 's':
-            setup.slots = (unsigned)v;
-            break;
-        case 'c':
-            setup.consumers = (unsigned)v;
-            break;
-        case '1':
-            setup.first_consumer = (unsigned)v;
-            break;
-        case 'a':
-            setup.all_consumers = (unsigned)v;
-            break;
-        case 'S':
-            setup.spread = v != 0;
-            break;
-        default:
-            exit(2);
-        }
-    }
+    const char *pages = "";
+    unsigned spread = 0;
+    bench_options_take(argc, argv,
+                       (const struct bench_option[]){{"file", .text = &setup.file},
+                                                     {"orders", .text = &setup.orders},
+                                                     {"pages", .text = &pages},
+                                                     {"samples", .number = &setup.samples},
+                                                     {"bytes", .number = &setup.sample_bytes},
+                                                     {"batch", .count = &setup.batch},
+                                                     {"slots", .count = &setup.slots},
+                                                     {"consumers", .count = &setup.consumers},
+                                                     {"first", .count = &setup.first_consumer},
+                                                     {"all", .count = &setup.all_consumers},
+                                                     {"spread", .count = &spread},
+                                                     {0}});
+    setup.huge = strcmp(pages, "huge") == 0;
+    setup.spread = spread != 0;
     setup.all_consumers = MAX(setup.all_consumers, setup.consumers);
     setup.args = argv + optind;
     setup.nargs = argc - optind;

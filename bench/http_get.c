@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* http_get.c: see http_get.h. The timed part allocates nothing. */
 #include "http_get.h"
+#include "options.h"
 #include "base/clock.h"
 #include "base/rng.h"
 
 #include <fcntl.h>
-#include <getopt.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -124,59 +124,21 @@ static void answer(char *line, const struct get_client *client)
 
 static void parse(int argc, char **argv)
 {
-    static const struct option options[] = {{"host", 1, NULL, 'h'},  {"port", 1, NULL, 'p'},
-                                            {"ca", 1, NULL, 'a'},    {"bucket", 1, NULL, 'b'},
-                                            {"root", 1, NULL, 'r'},  {"bytes", 1, NULL, 'n'},
-                                            {"of", 1, NULL, 'o'},    {"objects", 1, NULL, 'k'},
-                                            {"depth", 1, NULL, 'd'}, {"connections", 1, NULL, 'c'},
-                                            {"block", 1, NULL, 'B'}, {"inflight", 1, NULL, 'i'},
-                                            {"sign", 0, NULL, 's'},  {0}};
-    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        unsigned long long v = optarg ? strtoull(optarg, NULL, 10) : 0;
-        switch (c) {
-        case 'h':
-            setup.host = optarg;
-            break;
-        case 'p':
-            setup.port = (unsigned)v;
-            break;
-        case 'a':
-            setup.ca_file = optarg;
-            break;
-        case 'b':
-            setup.bucket = optarg;
-            break;
-        case 'r':
-            setup.root = optarg;
-            break;
-        case 'n':
-            setup.bytes = v;
-            break;
-        case 'o':
-            setup.of = v;
-            break;
-        case 'k':
-            setup.count = v;
-            break;
-        case 'd':
-            setup.depth = (unsigned)v;
-            break;
-        case 'c':
-            setup.connections = (unsigned)v;
-            break;
-        case 'B':
-            setup.block = v;
-            break;
-        case 'i':
-            setup.inflight = (unsigned)v;
-            break;
-        case 's':
-            setup.sign = true;
-            break;
-        default:
-            exit(2);
-        }
-    }
+    bench_options_take(argc, argv,
+                       (const struct bench_option[]){{"host", .text = &setup.host},
+                                                     {"ca", .text = &setup.ca_file},
+                                                     {"bucket", .text = &setup.bucket},
+                                                     {"root", .text = &setup.root},
+                                                     {"port", .count = &setup.port},
+                                                     {"bytes", .number = &setup.bytes},
+                                                     {"of", .number = &setup.of},
+                                                     {"objects", .number = &setup.count},
+                                                     {"block", .number = &setup.block},
+                                                     {"depth", .count = &setup.depth},
+                                                     {"connections", .count = &setup.connections},
+                                                     {"inflight", .count = &setup.inflight},
+                                                     {"sign", .flag = &setup.sign},
+                                                     {0}});
     if (setup.of && setup.bytes)
         setup.count = setup.of / setup.bytes;
     setup.inflight = setup.inflight ? setup.inflight : setup.connections * setup.depth;

@@ -12,11 +12,11 @@
  * --sndbuf says otherwise. Destinations go round a ring of 4 * inflight bytes. Prints one JSON object a line and run:
  * payload bytes/s, and CPU-seconds of both processes per GB (1e9).
  */
+#include "options.h"
 #include "base/clock.h"
 #include "rpc/conn.h"
 #include "net/net.h"
 
-#include <getopt.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <signal.h>
@@ -271,43 +271,23 @@ static void run(const struct setup *s, bool leat)
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"via", 1, NULL, 'v'},      {"size", 1, NULL, 's'},    {"request", 1, NULL, 'r'},
-        {"inflight", 1, NULL, 'i'}, {"seconds", 1, NULL, 't'}, {"memory", 1, NULL, 'm'},
-        {"runs", 1, NULL, 'n'},     {"sndbuf", 1, NULL, 'b'},  {0}};
-    struct setup s = {
-        .size = 64 * KIB, .request = MIB, .inflight = 4 * MIB, .memory = 256 * MIB, .seconds = 2, .runs = 1};
-    const char *via = "both";
-    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-        switch (c) {
-        case 'v':
-            via = optarg;
-            break;
-        case 's':
-            s.size = strtoull(optarg, NULL, 0);
-            break;
-        case 'r':
-            s.request = strtoull(optarg, NULL, 0);
-            break;
-        case 'i':
-            s.inflight = strtoull(optarg, NULL, 0);
-            break;
-        case 't':
-            s.seconds = strtod(optarg, NULL);
-            break;
-        case 'm':
-            s.memory = strtoull(optarg, NULL, 0) * MIB;
-            break;
-        case 'n':
-            s.runs = (unsigned)strtoul(optarg, NULL, 0);
-            break;
-        case 'b':
-            s.sndbuf = atoi(optarg) * 1024;
-            break;
-        default:
-            return 2;
-        }
-    }
+    struct setup s = {.size = 64 * KIB, .request = MIB, .inflight = 4 * MIB, .runs = 1};
+    const char *via = "both", *seconds = "2";
+    uint64_t memory_mib = 256;
+    unsigned sndbuf_kib = 0;
+    bench_options_take(argc, argv,
+                       (const struct bench_option[]){{"via", .text = &via},
+                                                     {"size", .number = &s.size},
+                                                     {"request", .number = &s.request},
+                                                     {"inflight", .number = &s.inflight},
+                                                     {"seconds", .text = &seconds},
+                                                     {"memory", .number = &memory_mib},
+                                                     {"runs", .count = &s.runs},
+                                                     {"sndbuf", .count = &sndbuf_kib},
+                                                     {0}});
+    s.seconds = strtod(seconds, NULL);
+    s.memory = memory_mib * MIB;
+    s.sndbuf = (int)sndbuf_kib * 1024;
     if (s.size == 0 || s.size > s.memory || s.size > UINT32_MAX) {
         fprintf(stderr, "tcp_limit: --size must be between 1 and the memory's size\n");
         return 2;
