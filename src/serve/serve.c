@@ -10,6 +10,7 @@
 #include "base/cond.h"
 #include "base/log.h"
 #include "base/budget.h"
+#include "jobs/jobs.h"
 #include "leat-config.h"
 #include "rpc/auth.h"
 #include "serve/admin/admin.h"
@@ -22,6 +23,7 @@
 #include "objects/tier/tier.h"
 #include "store/store.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <pwd.h>
 #include <stdio.h>
@@ -29,6 +31,7 @@
 #include <sys/stat.h>
 
 #define ENDPOINTS_MAX    16u
+#define JOBS_GRACE_NS    (30 * NS_PER_S)
 #define WAITERS          32u  /* threads that wait for the remotes of buckets, at most half of them for one */
 #define WAITING_MAX      256u /* requests, for each remote */
 
@@ -38,6 +41,7 @@
 struct serve {
     struct budget budget;
     struct store *store;
+    struct jobs *jobs;
     struct tier *tier;
     struct objects *objects;
     struct keyring *keys;
@@ -189,6 +193,7 @@ static int start_admin(struct serve *s, const struct serve_config *c, struct lea
     struct admin_config config = {.objects = s->objects,
                                   .tier = s->tier,
                                   .store = s->store,
+                                  .jobs = s->jobs,
                                   .pool = c->pool,
                                   .site = s->site,
                                   .workers = s->workers,
@@ -211,6 +216,34 @@ static unsigned open_objects(void)
     return (unsigned)MAX(quarter, (uint64_t)OPEN_OBJECTS_MIN);
 }
 
+/* The journal lies in the folder "jobs" of the first path that works; what other paths have of it goes there. */
+static int start_jobs(struct serve *s, struct leat_error *err)
+{
+    AUTO_FREE struct store_status *status = malloc(sizeof(*status));
+    char(*dirs)[PATH_MAX] = calloc(STORE_PATHS_MAX, sizeof(*dirs));
+    const char *others[STORE_PATHS_MAX];
+    unsigned n = 0;
+    if (!status || !dirs) {
+        free(dirs);
+        return error_set(err, -ENOMEM, "out of memory");
+    }
+    store_status(s->store, status);
+    for (unsigned i = 0; i < status->npaths; i++) {
+        if (status->paths[i].state != STORE_PATH_OK)
+            continue;
+        snprintf(dirs[n], sizeof(*dirs), "%s/jobs", status->paths[i].path);
+        others[n] = dirs[n];
+        n++;
+    }
+    int rc = jobs_new(&(struct jobs_config){.dir = n ? others[0] : NULL,
+                                            .others = others + 1,
+                                            .nothers = n ? n - 1 : 0,
+                                            .others_missing = n < status->npaths},
+                      &s->jobs, err);
+    free(dirs);
+    return rc;
+}
+
 static int start(struct serve *s, const struct serve_config *c, struct leat_error *err)
 {
     struct store_config store = {.paths = (const char *const *)c->paths,
@@ -231,7 +264,10 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
     if (rc == 0)
         rc = store_new(&store, &s->store, err);
     if (rc == 0)
-        rc = tier_new(&(struct tier_config){.store = s->store, .budget = &s->budget}, &s->tier, err);
+        rc = start_jobs(s, err);
+    if (rc == 0)
+        rc = tier_new(&(struct tier_config){.store = s->store, .jobs = s->jobs, .budget = &s->budget},
+                      &s->tier, err);
     if (rc == 0)
         rc = objects_new(s->store, s->tier, &s->objects);
     if (rc == 0)
@@ -251,6 +287,8 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
         rc = s3_service_new(&service, &s->service);
     if (rc == 0)
         rc = start_admin(s, c, err);
+    if (rc == 0)
+        jobs_begin(s->jobs);
     if (rc == 0)
         rc = start_http(s, c, err);
     if (rc == 0)
@@ -328,10 +366,13 @@ void serve_free(struct serve *s)
     }
     if (s->http)
         http_server_stop(s->http, s->grace_ns);
+    jobs_halt(s->jobs);
     tier_stop(s->tier); /* workers may wait for a remote */
     http_workers_free(s->workers);
     http_workers_free(s->waiters);
     http_server_free(s->http);
+    if (jobs_stop(s->jobs, JOBS_GRACE_NS) < 0)
+        return; /* what a job still works on is left to the end of the process */
     s3_service_free(s->service);
     admin_free(s->admin);
     if (s->token)
@@ -339,6 +380,7 @@ void serve_free(struct serve *s)
     free(s->token);
     objects_free(s->objects);
     tier_free(s->tier);
+    jobs_free(s->jobs);
     store_free(s->store);
     keyring_free(s->keys);
     site_free(s->site);

@@ -711,18 +711,25 @@ void store_scrub_end(struct path *p)
     p->scrub = NULL;
 }
 
-void store_scrub_start(struct store *s)
+void store_scrub_resume(struct store *s, int64_t since_ns)
 {
     for (unsigned i = 0; i < s->npaths; i++) {
         struct scrub *sc = s->paths[i]->scrub;
         if (!sc || atomic_load(&s->paths[i]->failed))
             continue;
         pthread_mutex_lock(&sc->lock);
-        begin_pass(sc);
-        sc->asked = true;
+        bool ended = sc->last.begun_ns >= since_ns, under_way = sc->now.begun_ns >= since_ns;
+        if (!under_way && !ended)
+            begin_pass(sc);
+        sc->asked |= under_way || !ended;
         pthread_cond_signal(&sc->wake);
         pthread_mutex_unlock(&sc->lock);
     }
+}
+
+void store_scrub_start(struct store *s)
+{
+    store_scrub_resume(s, INT64_MAX);
 }
 
 void store_scrub_stop(struct store *s)

@@ -404,6 +404,11 @@ struct store_scrub_status {
 };
 /* A pass over all paths begins now, from the first object on; a running one is ended for it. */
 void store_scrub_start(struct store *s);
+/*
+ * The same on the paths where no pass began at `since_ns` (since 1970) or later: for the one who asked for it then, and does not know how far
+ * that came before a restart.
+ */
+void store_scrub_resume(struct store *s, int64_t since_ns);
 /* It continues at its usual pace; where the scrub does not run by itself, it ends. */
 void store_scrub_stop(struct store *s);
 

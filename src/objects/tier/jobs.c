@@ -1,24 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * jobs.c: prefetch, evict and check of many objects, with progress.
+ * jobs.c: prefetch, evict and check of many objects, as kinds of jobs (jobs/jobs.h).
  *
  * Happy path: a job's thread walks its list (the remote's, or what is here, or the keys that were given), and keeps a window of fetches
  * going in the pool for prefetches, so that readers' own fetches never wait behind them.
- * Failure modes: an object that fails is counted, and the first one's error kept; a list that fails ends the job.
- * Invariants: a job is in the table from its start until 100 newer ones have ended; its thread ends before the tier is freed.
+ * Failure modes: an object that fails is counted, and the first one's error kept; a list that fails ends the job. After a restart a job begins
+ * its list again: what it did before is found done, and skipped.
+ * Invariants: its thread ends before the tier is freed, as jobs_stop waits for it.
  */
 #include "objects/tier/tier_internal.h"
 
-#include <signal.h>
 #include <stdio.h>
-#include <time.h>
 
-#include "base/clock.h"
+#include "base/bytes.h"
 
-#define RUNNING_MAX 16u
-#define KEPT_MAX    100u
-#define WINDOW      64u /* objects of one job under way */
-#define PAGE        256u
+#define WINDOW 64u /* objects of one job under way */
+#define PAGE   256u
 
 struct ahead {
     struct fetch *f;
@@ -26,115 +23,80 @@ struct ahead {
     uint64_t if_seq; /* of what was here; 0: nothing was */
 };
 
-struct job {
-    struct list node; /* tier.jobs, the newest first */
+/* One job while it runs: its thread's. */
+struct work {
+    struct job *job;
     struct tier *t;
     struct tier_bucket *bucket;
-    struct tier_job_info info; /* under the lock */
-    bool update, ended;
-    atomic_bool cancelled;
+    enum tier_job_kind kind;
+    bool update;
+    char *prefix;
     char **keys;
     unsigned nkeys;
-    pthread_t thread;
-    bool joined;
-    /* the thread's */
     struct ahead window[WINDOW];
     unsigned first, n;
 };
 
-static int64_t wall_ns(void)
+static bool over(struct work *w)
 {
-    struct timespec ts;
-    clock_gettime(CLOCK_REALTIME, &ts);
-    return ts.tv_sec * (int64_t)NS_PER_S + ts.tv_nsec;
-}
-
-static void job_free(struct job *job)
-{
-    for (unsigned i = 0; i < job->nkeys; i++)
-        free(job->keys[i]);
-    free(job->keys);
-    tier_bucket_unref(job->t, job->bucket);
-    free(job);
-}
-
-static bool over(struct job *job)
-{
-    return atomic_load(&job->cancelled) || atomic_load(&job->t->stopping);
-}
-
-static void add(struct job *job, uint64_t *to, uint64_t n)
-{
-    pthread_mutex_lock(&job->t->lock);
-    *to += n;
-    pthread_mutex_unlock(&job->t->lock);
-}
-
-static void failed(struct job *job, const struct leat_error *err)
-{
-    pthread_mutex_lock(&job->t->lock);
-    if (job->info.failed++ == 0)
-        memcpy(job->info.error, err->message, sizeof(job->info.error));
-    pthread_mutex_unlock(&job->t->lock);
+    return job_aborted(w->job) || atomic_load(&w->t->stopping);
 }
 
 /* --- fetches ------------------------------------------------------------------------------------------------------------------- */
 
 /* The oldest one of the window has ended, and is counted. */
-static void settle(struct job *job)
+static void settle(struct work *w)
 {
-    struct ahead *a = &job->window[job->first];
+    struct ahead *a = &w->window[w->first];
     struct fetch *f = a->f;
-    struct tier *t = job->t;
+    struct tier *t = w->t;
     pthread_mutex_lock(&t->lock);
     while (f->state != FETCH_DONE && f->state != FETCH_FAILED)
         pthread_cond_wait(&t->changed_cond, &t->lock);
-    struct tier_job_info *i = &job->info;
     bool gone = f->state == FETCH_FAILED && f->rc == LEAT_NOT_FOUND;
     bool bad = (f->state == FETCH_FAILED && !gone) || f->fallback;
-    if (bad && i->failed++ == 0)
-        memcpy(i->error, f->err.message, sizeof(i->error));
-    if (gone) {
-        i->gone++;
-    } else if (!bad && f->obj && job->info.kind == TIER_PREFETCH) {
-        i->skipped++; /* what is here was right */
-    } else if (!bad) {
-        i->done++;
-        i->newer += a->if_seq != 0 && !f->obj;
-        i->bytes += f->obj ? f->obj->info.bytes : f->info.bytes;
+    if (bad) {
+        job_item_failed(w->job, f->err.message);
+    } else if (gone) {
+        job_add(w->job, TIER_JOB_GONE, 1);
+    } else if (f->obj && w->kind == TIER_PREFETCH) {
+        job_add(w->job, JOB_SKIPPED, 1); /* what is here was right */
+    } else {
+        job_add(w->job, JOB_ITEMS, 1);
+        job_add(w->job, TIER_JOB_NEWER, a->if_seq != 0 && !f->obj);
+        job_add(w->job, JOB_BYTES, f->obj ? f->obj->info.bytes : f->info.bytes);
     }
     pthread_mutex_unlock(&t->lock);
     fetch_unref(f);
-    job->first = (job->first + 1) % WINDOW;
-    job->n--;
+    w->first = (w->first + 1) % WINDOW;
+    w->n--;
 }
 
 /* One key: fetched where it is not here, or compared. */
-static void fetch_one(struct job *job, const void *key, size_t key_len, unsigned flags)
+static void fetch_one(struct work *w, const void *key, size_t key_len, unsigned flags)
 {
-    struct tier *t = job->t;
+    struct tier *t = w->t;
     struct store_obj *local;
     struct fetch *f;
     struct leat_error err = {0};
     uint64_t seq;
     int rc;
-    while (job->n == WINDOW)
-        settle(job);
-    rc = fetch_look(t, job->bucket->name, key, key_len, &local, &seq, &err);
-    if (rc == 0 && local &&
-        (key_state_of(local) == KEY_DIRTY || (job->info.kind == TIER_PREFETCH && !job->update))) {
+    while (w->n == WINDOW)
+        settle(w);
+    rc = fetch_look(t, w->bucket->name, key, key_len, &local, &seq, &err);
+    if (rc == 0 && local && (key_state_of(local) == KEY_DIRTY || (w->kind == TIER_PREFETCH && !w->update))) {
         store_obj_unref(local);
-        add(job, &job->info.skipped, 1);
+        job_add(w->job, JOB_SKIPPED, 1);
         return;
     }
     while (rc == 0) {
         if (local)
             store_obj_ref(local);
-        rc = fetch_get(t, job->bucket, key, key_len, &t->prefetchers, flags, local, seq, &f, &err);
-        if (rc != LEAT_BUSY || over(job))
+        rc = fetch_get(t, w->bucket, key, key_len, &t->prefetchers, flags, local, seq, &f, &err);
+        if (rc != LEAT_BUSY || over(w))
             break;
-        if (job->n)
-            settle(job);
+        if (w->n)
+            settle(w);
         else
             usleep(20000);
         rc = 0;
@@ -142,67 +104,66 @@ static void fetch_one(struct job *job, const void *key, size_t key_len, unsigned
     if (local)
         store_obj_unref(local);
     if (rc < 0) {
-        failed(job, &err);
+        job_item_failed(w->job, err.message);
         return;
     }
-    job->window[(job->first + job->n++) % WINDOW] = (struct ahead){.f = f, .if_seq = seq};
+    w->window[(w->first + w->n++) % WINDOW] = (struct ahead){.f = f, .if_seq = seq};
 }
 
 /* --- lists ------------------------------------------------------------------------------------------------------------------------ */
 
 static int prefetch_listed(void *user, const struct backend_object *o)
 {
-    struct job *job = user;
+    struct work *w = user;
     char key[STORE_KEY_MAX + 1];
-    if (over(job))
+    if (over(w))
         return -ECANCELED;
-    int n = snprintf(key, sizeof(key), "%s%s", job->info.prefix, o->name);
+    int n = snprintf(key, sizeof(key), "%s%s", w->prefix, o->name);
     if (n <= 0 || (size_t)n >= sizeof(key))
         return 0;
-    add(job, &job->info.objects, 1);
-    fetch_one(job, key, (size_t)n, 0);
+    job_add(w->job, JOB_ITEMS_TOTAL, 1);
+    fetch_one(w, key, (size_t)n, 0);
     return 0;
 }
 
-static int prefetch_all(struct job *job, struct leat_error *err)
+static int prefetch_all(struct work *w, struct leat_error *err)
 {
     struct tier_session *s;
     AUTO_FREE char *uri = NULL;
-    int rc = tier_uri(job->bucket, job->info.prefix, strlen(job->info.prefix), &uri, err);
+    int rc = tier_uri(w->bucket, w->prefix, strlen(w->prefix), &uri, err);
     if (rc == 0)
-        rc = tier_session_get(job->t, job->bucket, &s, err);
+        rc = tier_session_get(w->t, w->bucket, &s, err);
     if (rc < 0)
         return rc;
-    rc = backend_list(s->backend, uri, true, NULL, prefetch_listed, job, err);
-    tier_session_put(job->t, job->bucket, s);
-    return rc < 0 && !over(job) ? tier_remote_error(job->bucket, rc, err) : 0;
+    rc = backend_list(s->backend, uri, true, NULL, prefetch_listed, w, err);
+    tier_session_put(w->t, w->bucket, s);
+    return rc < 0 && !over(w) ? tier_remote_error(w->bucket, rc, err) : 0;
 }
 
-static void evict_one(struct job *job, const void *key, size_t key_len)
+static void evict_one(struct work *w, const void *key, size_t key_len)
 {
-    struct store *store = job->t->config.store;
+    struct store *store = w->t->config.store;
     struct store_info info = {0};
     struct leat_error err = {0};
-    bool is = store_lookup(store, job->bucket->name, key, key_len, &info, NULL) == 0;
-    int rc = is ? store_evict(store, job->bucket->name, key, key_len, &err) : LEAT_NOT_FOUND;
+    bool is = store_lookup(store, w->bucket->name, key, key_len, &info, NULL) == 0;
+    int rc = is ? store_evict(store, w->bucket->name, key, key_len, &err) : LEAT_NOT_FOUND;
     if (rc == LEAT_BUSY || rc == LEAT_NOT_FOUND) {
-        add(job, &job->info.skipped, 1);
+        job_add(w->job, JOB_SKIPPED, 1);
     } else if (rc < 0) {
-        failed(job, &err);
+        job_item_failed(w->job, err.message);
     } else {
-        add(job, &job->info.bytes, info.bytes);
-        add(job, &job->info.done, 1);
+        job_add(w->job, JOB_BYTES, info.bytes);
+        job_add(w->job, JOB_ITEMS, 1);
     }
 }
 
-static void one(struct job *job, const void *key, size_t key_len)
+static void one(struct work *w, const void *key, size_t key_len)
 {
-    add(job, &job->info.objects, 1);
-    if (job->info.kind == TIER_EVICT)
-        evict_one(job, key, key_len);
+    job_add(w->job, JOB_ITEMS_TOTAL, 1);
+    if (w->kind == TIER_EVICT)
+        evict_one(w, key, key_len);
     else
-        fetch_one(job, key, key_len,
-                  job->info.kind == TIER_CHECK && !job->update ? FETCH_HEAD | FETCH_COMPARE : 0);
+        fetch_one(w, key, key_len, w->kind == TIER_CHECK && !w->update ? FETCH_HEAD | FETCH_COMPARE : 0);
 }
 
 struct page {
@@ -222,19 +183,18 @@ static int take_key(void *user, const struct store_entry *e)
 }
 
 /* What is here, page by page. */
-static int walk_local(struct job *job, struct leat_error *err)
+static int walk_local(struct work *w, struct leat_error *err)
 {
     struct page *p = calloc(1, sizeof(*p));
     char after[STORE_KEY_MAX];
-    struct store_list_spec spec = {
-        .prefix = job->info.prefix, .prefix_len = strlen(job->info.prefix), .max = PAGE};
+    struct store_list_spec spec = {.prefix = w->prefix, .prefix_len = strlen(w->prefix), .max = PAGE};
     bool more = true;
     int rc = p ? 0 : -ENOMEM;
-    while (rc == 0 && more && !over(job)) {
+    while (rc == 0 && more && !over(w)) {
         p->n = 0;
-        rc = store_list(job->t->config.store, job->bucket->name, &spec, take_key, p, &more, err);
-        for (unsigned i = 0; rc == 0 && i < p->n && !over(job); i++)
-            one(job, p->keys[i].key, p->keys[i].len);
+        rc = store_list(w->t->config.store, w->bucket->name, &spec, take_key, p, &more, err);
+        for (unsigned i = 0; rc == 0 && i < p->n && !over(w); i++)
+            one(w, p->keys[i].key, p->keys[i].len);
         if (p->n) {
             memcpy(after, p->keys[p->n - 1].key, p->keys[p->n - 1].len);
             spec.after = after;
@@ -245,183 +205,127 @@ static int walk_local(struct job *job, struct leat_error *err)
     return rc;
 }
 
-static void *job_main(void *arg)
+/* --- what a job is to do, as bytes: the registry keeps it over a restart ----------------------------------------------------------- */
+
+static void spec_put(const struct tier_job_spec *spec, struct bytes_out *out)
 {
-    struct job *job = arg;
-    struct tier *t = job->t;
-    struct leat_error err = {0};
-    int rc = 0;
-    for (unsigned i = 0; i < job->nkeys && !over(job); i++)
-        one(job, job->keys[i], strlen(job->keys[i]));
-    if (job->nkeys == 0)
-        rc = job->info.kind == TIER_PREFETCH ? prefetch_all(job, &err) : walk_local(job, &err);
-    pthread_mutex_lock(&t->lock);
-    job->info.listed = !over(job) && rc == 0;
-    pthread_mutex_unlock(&t->lock);
-    while (job->n)
-        settle(job);
-    pthread_mutex_lock(&t->lock);
-    job->info.state = over(job) ? TIER_JOB_CANCELLED : rc < 0 ? TIER_JOB_FAILED : TIER_JOB_DONE;
-    if (rc < 0)
-        memcpy(job->info.error, err.message, sizeof(job->info.error));
-    job->info.ended_ns = wall_ns();
-    job->ended = true;
-    t->njobs--;
-    pthread_cond_broadcast(&t->changed_cond);
-    pthread_mutex_unlock(&t->lock);
-    return NULL;
+    bytes_put_str(out, spec->bucket);
+    bytes_put_str(out, spec->prefix);
+    bytes_put_u8(out, spec->update);
+    bytes_put_u32(out, spec->nkeys);
+    for (unsigned i = 0; i < spec->nkeys; i++)
+        bytes_put_str(out, spec->keys[i]);
 }
 
-/* --- the table ---------------------------------------------------------------------------------------------------------------------- */
-
-static struct job *job_find(struct tier *t, uint64_t id)
+/* work_fini is due whatever it returns. */
+static int work_init(struct work *w, struct leat_error *err)
 {
-    list_for_each (node, &t->jobs) {
-        struct job *job = container_of(node, struct job, node);
-        if (job->info.id == id)
-            return job;
+    size_t len;
+    const void *data = job_spec_data(w->job, &len);
+    struct bytes_in in = bytes_in_of(data, len);
+    AUTO_FREE char *bucket = bytes_get_str(&in, STORE_BUCKET_MAX);
+    w->prefix = bytes_get_str(&in, STORE_KEY_MAX);
+    w->update = bytes_get_u8(&in);
+    uint32_t n = bytes_get_u32(&in);
+    if (in.bad || n > bytes_left(&in) / 4)
+        return error_set(err, LEAT_INVALID, "what this job is to do cannot be read: start it again");
+    w->keys = calloc(n + 1, sizeof(*w->keys));
+    for (; w->keys && w->nkeys < n && (w->keys[w->nkeys] = bytes_get_str(&in, STORE_KEY_MAX)); w->nkeys++)
+        ;
+    if (!w->keys || w->nkeys < n)
+        return -ENOMEM;
+    w->bucket = tier_bucket_find(w->t, bucket);
+    return w->bucket ? 0 : error_set(err, LEAT_INVALID, "bucket %s has no remote any more", bucket);
+}
+
+static void work_fini(struct work *w)
+{
+    for (unsigned i = 0; i < w->nkeys; i++)
+        free(w->keys[i]);
+    free(w->keys);
+    free(w->prefix);
+    if (w->bucket)
+        tier_bucket_unref(w->t, w->bucket);
+    free(w);
+}
+
+static int run(struct tier *t, struct job *job, enum tier_job_kind kind, struct leat_error *err)
+{
+    struct work *w = calloc(1, sizeof(*w));
+    if (!w)
+        return -ENOMEM;
+    w->job = job;
+    w->t = t;
+    w->kind = kind;
+    int rc = work_init(w, err);
+    for (unsigned i = 0; rc == 0 && i < w->nkeys && !over(w); i++)
+        one(w, w->keys[i], strlen(w->keys[i]));
+    if (rc == 0 && w->nkeys == 0)
+        rc = kind == TIER_PREFETCH ? prefetch_all(w, err) : walk_local(w, err);
+    job_set(job, JOB_TOTAL_KNOWN, !over(w) && rc == 0);
+    while (w->n)
+        settle(w);
+    work_fini(w);
+    return rc;
+}
+
+static int run_prefetch(void *user, struct job *job, struct leat_error *err)
+{
+    return run(user, job, TIER_PREFETCH, err);
+}
+
+static int run_evict(void *user, struct job *job, struct leat_error *err)
+{
+    return run(user, job, TIER_EVICT, err);
+}
+
+static int run_check(void *user, struct job *job, struct leat_error *err)
+{
+    return run(user, job, TIER_CHECK, err);
+}
+
+void tier_jobs_register(struct tier *t)
+{
+    static const struct job_kind kinds[] = {
+        [TIER_PREFETCH] = {.name = "prefetch", .run = run_prefetch, .resumes = true},
+        [TIER_EVICT] = {.name = "evict", .run = run_evict, .resumes = true},
+        [TIER_CHECK] = {.name = "check", .run = run_check, .resumes = true},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
+        t->job_kinds[i] = kinds[i];
+        t->job_kinds[i].user = t;
+        jobs_register(t->config.jobs, &t->job_kinds[i]);
     }
-    return NULL;
 }
 
-/* Under the lock: all but the newest KEPT_MAX that have ended go to `old`. */
-static void forget_old(struct tier *t, struct list *old)
-{
-    unsigned n = 0;
-    list_for_each_safe (node, &t->jobs) {
-        if (!container_of(node, struct job, node)->ended || ++n <= KEPT_MAX)
-            continue;
-        list_remove(node);
-        list_push_back(old, node);
-    }
-}
-
-static void join_all(struct list *old)
-{
-    struct job *job;
-    while ((job = list_first(old, struct job, node))) {
-        list_remove(&job->node);
-        pthread_join(job->thread, NULL);
-        job_free(job);
-    }
-}
-
-static int job_make(struct tier *t, const struct tier_job_spec *spec, struct job **ret_job,
-                    struct leat_error *err)
+static int check_spec(struct tier *t, const struct tier_job_spec *spec, struct leat_error *err)
 {
     if (spec->prefix && strlen(spec->prefix) > STORE_KEY_MAX)
         return error_set(err, LEAT_INVALID, "a prefix of more than %u bytes", STORE_KEY_MAX);
+    for (unsigned i = 0; i < spec->nkeys; i++) {
+        size_t n = strlen(spec->keys[i]);
+        if (n == 0 || n > STORE_KEY_MAX)
+            return error_set(err, LEAT_INVALID, "a key has 1 to %u bytes", STORE_KEY_MAX);
+    }
     struct tier_bucket *b = tier_bucket_find(t, spec->bucket);
     if (!b)
         return error_set(err, LEAT_INVALID, "bucket %s has no remote", spec->bucket);
-    struct job *job = calloc(1, sizeof(*job));
-    char **keys = calloc(spec->nkeys + 1, sizeof(*keys));
-    if (!job || !keys) {
-        free(job);
-        free(keys);
-        tier_bucket_unref(t, b);
-        return -ENOMEM;
-    }
-    *job = (struct job){.t = t, .bucket = b, .update = spec->update, .keys = keys};
-    list_init(&job->node);
-    job->info = (struct tier_job_info){.kind = spec->kind, .began_ns = wall_ns()};
-    snprintf(job->info.bucket, sizeof(job->info.bucket), "%s", b->name);
-    snprintf(job->info.prefix, sizeof(job->info.prefix), "%s", spec->prefix ? spec->prefix : "");
-    int rc = 0;
-    for (; job->nkeys < spec->nkeys && rc == 0; job->nkeys += rc == 0) {
-        size_t n = strlen(spec->keys[job->nkeys]);
-        if (n == 0 || n > STORE_KEY_MAX)
-            rc = error_set(err, LEAT_INVALID, "a key has 1 to %u bytes", STORE_KEY_MAX);
-        else if (!(keys[job->nkeys] = strdup(spec->keys[job->nkeys])))
-            rc = -ENOMEM;
-    }
-    if (rc < 0) {
-        job_free(job);
-        return rc;
-    }
-    *ret_job = job;
+    tier_bucket_unref(t, b);
     return 0;
 }
 
 int tier_job_start(struct tier *t, const struct tier_job_spec *spec, uint64_t *ret_id, struct leat_error *err)
 {
-    struct job *job = NULL;
-    struct list old;
-    sigset_t all, was;
-    list_init(&old);
-    int rc = job_make(t, spec, &job, err);
+    char subject[STORE_BUCKET_MAX + STORE_KEY_MAX + 2];
+    AUTO_BYTES struct bytes_out out = {0};
+    if (!t->config.jobs)
+        return error_set(err, LEAT_UNSUPPORTED, "there are no jobs here");
+    int rc = check_spec(t, spec, err);
     if (rc < 0)
         return rc;
-    sigfillset(&all);
-    pthread_mutex_lock(&t->lock);
-    rc = t->njobs < RUNNING_MAX && !atomic_load(&t->stopping) ? 0 : LEAT_BUSY;
-    if (rc == 0) {
-        job->info.id = ++t->next_job;
-        pthread_sigmask(SIG_SETMASK, &all, &was);
-        rc = -pthread_create(&job->thread, NULL, job_main, job);
-        pthread_sigmask(SIG_SETMASK, &was, NULL);
-    }
-    if (rc == 0) {
-        *ret_id = job->info.id;
-        t->njobs++;
-        list_push_front(&t->jobs, &job->node);
-        forget_old(t, &old);
-    }
-    pthread_mutex_unlock(&t->lock);
-    join_all(&old);
-    if (rc < 0) {
-        job_free(job);
-        return rc == LEAT_BUSY
-                   ? error_set(err, rc, "%u jobs run already: wait for one of them to end", RUNNING_MAX)
-                   : error_sys(err, rc, "a thread for a job");
-    }
-    return 0;
-}
-
-int tier_job_get(struct tier *t, uint64_t id, struct tier_job_info *ret_info)
-{
-    pthread_mutex_lock(&t->lock);
-    struct job *job = job_find(t, id);
-    if (job)
-        *ret_info = job->info;
-    pthread_mutex_unlock(&t->lock);
-    return job ? 0 : LEAT_NOT_FOUND;
-}
-
-int tier_job_cancel(struct tier *t, uint64_t id)
-{
-    pthread_mutex_lock(&t->lock);
-    struct job *job = job_find(t, id);
-    if (job)
-        atomic_store(&job->cancelled, true);
-    pthread_mutex_unlock(&t->lock);
-    return job ? 0 : LEAT_NOT_FOUND;
-}
-
-int tier_job_list(struct tier *t, int (*job)(void *user, const struct tier_job_info *info), void *user)
-{
-    int rc = 0;
-    pthread_mutex_lock(&t->lock);
-    list_for_each (node, &t->jobs) {
-        rc = job(user, &container_of(node, struct job, node)->info);
-        if (rc)
-            break;
-    }
-    pthread_mutex_unlock(&t->lock);
-    return rc;
-}
-
-void jobs_stop(struct tier *t)
-{
-    struct list all;
-    list_init(&all);
-    pthread_mutex_lock(&t->lock);
-    while (t->njobs)
-        pthread_cond_wait(&t->changed_cond, &t->lock);
-    list_for_each_safe (node, &t->jobs) {
-        list_remove(node);
-        list_push_back(&all, node);
-    }
-    pthread_mutex_unlock(&t->lock);
-    join_all(&all);
+    snprintf(subject, sizeof(subject), "%s/%s", spec->bucket, spec->prefix ? spec->prefix : "");
+    spec_put(spec, &out);
+    struct job_spec js = {
+        .kind = t->job_kinds[spec->kind].name, .subject = subject, .data = out.data, .len = out.len};
+    return out.failed ? -ENOMEM : jobs_start(t->config.jobs, &js, ret_id, err);
 }

@@ -95,16 +95,16 @@ static void test_list(void **state)
 
 /* --- jobs ---------------------------------------------------------------------------------------------------------------------------- */
 
-static void wait_for_end(uint64_t id, struct tier_job_info *ret_info)
+static void wait_for_end(uint64_t id, struct job_info *ret_info)
 {
     test_wait_until(
-        (assert_int_equal(tier_job_get(world.tier, id, ret_info), 0), ret_info->state != TIER_JOB_RUNNING));
+        (assert_int_equal(jobs_get(world.jobs, id, ret_info), 0), ret_info->state > JOB_ABORTING));
 }
 
-static struct tier_job_info job(struct tier_job_spec spec)
+static struct job_info job(struct tier_job_spec spec)
 {
     struct leat_error err = {0};
-    struct tier_job_info info = {0};
+    struct job_info info = {0};
     uint64_t id = 0;
     if (tier_job_start(world.tier, &spec, &id, &err) < 0)
         fail_msg("%s", err.message);
@@ -112,18 +112,22 @@ static struct tier_job_info job(struct tier_job_spec spec)
     return info;
 }
 
-static int count_one(void *user, const struct tier_job_info *info)
+/* done, skipped, newer, gone, failed */
+static void assert_counts(const struct job_info *i, unsigned done, unsigned skipped, unsigned newer,
+                          unsigned gone, unsigned failed)
 {
-    (void)info;
-    ++*(unsigned *)user;
-    return 0;
+    assert_int_equal(i->counts[JOB_ITEMS], done);
+    assert_int_equal(i->counts[JOB_SKIPPED], skipped);
+    assert_int_equal(i->counts[TIER_JOB_NEWER], newer);
+    assert_int_equal(i->counts[TIER_JOB_GONE], gone);
+    assert_int_equal(i->counts[JOB_FAILED_ITEMS], failed);
 }
 
 static void test_jobs(void **state)
 {
     (void)state;
     struct leat_error err = {0};
-    struct tier_job_info i;
+    struct job_info i;
     char key[400];
     world_front("bkt", "");
     snprintf(key, sizeof(key), "%s/remote/x", world.top);
@@ -136,9 +140,11 @@ static void test_jobs(void **state)
     world_get_is("bkt", "x/007", "x/007");
     assert_true(world_gets_here("bkt", "x/007"));
     i = job((struct tier_job_spec){.kind = TIER_PREFETCH, .bucket = "bkt", .prefix = "x/"});
-    assert_int_equal(i.state, TIER_JOB_DONE);
-    assert_true(i.listed && i.objects == 200 && i.done == 199 && i.skipped == 1 && i.failed == 0);
-    assert_int_equal(i.bytes, 199 * 5);
+    assert_int_equal(i.state, JOB_DONE);
+    assert_string_equal(i.subject, "bkt/x/");
+    assert_true(i.durable && i.counts[JOB_TOTAL_KNOWN] && i.counts[JOB_ITEMS_TOTAL] == 200);
+    assert_counts(&i, 199, 1, 0, 0, 0);
+    assert_int_equal(i.counts[JOB_BYTES], 199 * 5);
     assert_false(world_is_here("bkt", "y"));
     world_get_is("bkt", "x/100", "x/100");
     /* Compared: one newer, one gone; nothing changes here. */
@@ -146,29 +152,32 @@ static void test_jobs(void **state)
     snprintf(key, sizeof(key), "%s/remote/x/001", world.top);
     assert_int_equal(unlink(key), 0);
     i = job((struct tier_job_spec){.kind = TIER_CHECK, .bucket = "bkt"});
-    assert_int_equal(i.objects, 200);
-    assert_true(i.newer == 1 && i.gone == 1 && i.failed == 0);
+    assert_int_equal(i.counts[JOB_ITEMS_TOTAL], 200);
+    assert_counts(&i, 199, 0, 1, 1, 0);
     world_get_is("bkt", "x/000", "x/000");
     assert_true(world_is_here("bkt", "x/001"));
     i = job((struct tier_job_spec){.kind = TIER_CHECK, .bucket = "bkt", .update = true});
-    assert_true(i.newer == 1 && i.gone == 1);
+    assert_counts(&i, 199, 0, 1, 1, 0);
     world_get_is("bkt", "x/000", "newer");
     assert_false(world_is_here("bkt", "x/001"));
     /* Some, by name. */
     const char *const keys[] = {"x/002", "y", "nothing"};
     i = job((struct tier_job_spec){.kind = TIER_EVICT, .bucket = "bkt", .keys = keys, .nkeys = 3});
-    assert_true(i.done == 1 && i.skipped == 2 && i.bytes == 5);
+    assert_counts(&i, 1, 2, 0, 0, 0);
+    assert_int_equal(i.counts[JOB_BYTES], 5);
     i = job((struct tier_job_spec){.kind = TIER_PREFETCH, .bucket = "bkt", .keys = keys, .nkeys = 3});
-    assert_true(i.done == 2 && i.gone == 1 && i.failed == 0);
+    assert_counts(&i, 2, 0, 0, 1, 0);
     i = job((struct tier_job_spec){.kind = TIER_EVICT, .bucket = "bkt", .prefix = "x/"});
-    assert_int_equal(i.done, 199);
+    assert_int_equal(i.counts[JOB_ITEMS], 199);
     assert_false(world_is_here("bkt", "x/150"));
     assert_true(world_is_here("bkt", "y"));
     world_get_is("bkt", "x/150", "x/150");
+    struct job_info *all;
     unsigned n = 0;
-    assert_int_equal(tier_job_list(world.tier, count_one, &n), 0);
+    assert_int_equal(jobs_list(world.jobs, &all, &n), 0);
     assert_int_equal(n, 6);
-    assert_int_equal(tier_job_get(world.tier, 999, &i), LEAT_NOT_FOUND);
+    free(all);
+    assert_int_equal(jobs_get(world.jobs, 999, &i), LEAT_NOT_FOUND);
     uint64_t id;
     assert_int_equal(tier_job_start(world.tier, &(struct tier_job_spec){.bucket = "none"}, &id, &err),
                      LEAT_INVALID);
@@ -182,7 +191,7 @@ static void test_job_cancel(void **state)
     char names[60][8];
     const char *keys[60];
     uint64_t id;
-    struct tier_job_info info;
+    struct job_info info;
     struct world_reader me = {0};
     world_web_front("bkt", "");
     world_far.allowed = 0;
@@ -198,12 +207,39 @@ static void test_job_cancel(void **state)
     assert_int_equal(tier_open(world.tier, "bkt", "k", 1, TIER_HEAD, &r, &err), 0);
     assert_int_equal(tier_read_wait(r, 0, 0, &err), 0);
     tier_read_close(r);
-    assert_int_equal(tier_job_cancel(world.tier, id), 0);
+    assert_int_equal(jobs_abort(world.jobs, id), 0);
     atomic_store(&world_far.allowed, UINT64_MAX);
     wait_for_end(id, &info);
-    assert_int_equal(info.state, TIER_JOB_CANCELLED);
+    assert_int_equal(info.state, JOB_CANCELLED);
     world_reader_main(&me);
     assert_true(me.same);
+    world_end();
+    web_stop(&world_web);
+}
+
+/* A restart in the middle: it continues, brings the rest, and skips what is here. */
+static void test_job_continues(void **state)
+{
+    (void)state;
+    struct leat_error err = {0};
+    struct job_info info;
+    const char *const keys[] = {"small-1", "small-2", "p1", "p2"};
+    uint64_t id;
+    world_web_front("bkt", "");
+    world_far.allowed = 0;
+    struct tier_job_spec spec = {
+        .kind = TIER_PREFETCH, .bucket = "bkt", .keys = keys, .nkeys = ARRAY_LEN(keys)};
+    assert_int_equal(tier_job_start(world.tier, &spec, &id, &err), 0);
+    test_wait_until(world_far.gets >= 2);
+    world_end();
+    atomic_store(&world_far.allowed, UINT64_MAX);
+    world_begin();
+    wait_for_end(id, &info);
+    assert_int_equal(info.state, JOB_DONE);
+    assert_int_equal(info.restarts, 1);
+    assert_int_equal(info.counts[JOB_ITEMS] + info.counts[JOB_SKIPPED], 4);
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++)
+        assert_true(world_is_here("bkt", keys[i]));
     world_end();
     web_stop(&world_web);
 }
@@ -321,6 +357,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_list, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_jobs, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_job_cancel, world_setup, world_teardown),
+        cmocka_unit_test_setup_teardown(test_job_continues, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_wrong_settings, world_setup, world_teardown),
         cmocka_unit_test_setup_teardown(test_settings, world_setup, world_teardown),
     };

@@ -32,7 +32,12 @@ void world_begin(void)
         sc.io = store_fault_io(world.fault);
     if (store_new(&sc, &world.store, &err) < 0)
         fail_msg("%s", err.message);
+    char jobs[400];
+    snprintf(jobs, sizeof(jobs), "%s/jobs", world.top);
+    if (jobs_new(&(struct jobs_config){.dir = jobs}, &world.jobs, &err) < 0)
+        fail_msg("%s", err.message);
     struct tier_config tc = {.store = world.store,
+                             .jobs = world.jobs,
                              .fetchers = 8,
                              .prefetchers = 6,
                              .pushers = 4,
@@ -44,11 +49,16 @@ void world_begin(void)
                              .push_queue = world.push_queue};
     if (tier_new(&tc, &world.tier, &err) < 0)
         fail_msg("%s", err.message);
+    jobs_begin(world.jobs);
 }
 
 void world_end(void)
 {
+    jobs_halt(world.jobs);
+    tier_stop(world.tier);
+    assert_int_equal(jobs_stop(world.jobs, TEST_WAIT_S * NS_PER_S), 0);
     tier_free(TAKE_PTR(world.tier));
+    jobs_free(TAKE_PTR(world.jobs));
     store_free(TAKE_PTR(world.store));
 }
 

@@ -17,6 +17,7 @@
 extern struct world {
     char top[256]; /* a folder of the test's own: the store, and "remote" */
     struct store *store;
+    struct jobs *jobs;
     struct tier *tier;
     uint64_t capacity;         /* of the store, from the next world_begin on */
     unsigned push_queue;       /* of the tier; 0: as it comes */

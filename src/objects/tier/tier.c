@@ -562,7 +562,7 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
     pthread_mutex_init(&t->settings, NULL);
     cond_init(&t->changed_cond);
     cond_init(&t->push_changed_cond);
-    struct list *lists[] = {&t->buckets, &t->blocks, &t->fetches, &t->locks, &t->dirty_backlog, &t->jobs};
+    struct list *lists[] = {&t->buckets, &t->blocks, &t->fetches, &t->locks, &t->dirty_backlog};
     for (size_t i = 0; i < ARRAY_LEN(lists); i++)
         list_init(lists[i]);
     for (size_t i = 0; i < PUSH_CHAINS; i++)
@@ -586,6 +586,8 @@ int tier_new(const struct tier_config *config, struct tier **ret_tier, struct le
         tier_free(t);
         return error_sys(err, rc, "the cold tier");
     }
+    if (t->config.jobs)
+        tier_jobs_register(t);
     *ret_tier = t;
     return 0;
 }
@@ -610,7 +612,6 @@ void tier_free(struct tier *t)
         return;
     struct tier_pool *pools[] = {&t->fetchers, &t->prefetchers, &t->pushers};
     tier_stop(t);
-    jobs_stop(t);
     for (size_t i = 0; i < ARRAY_LEN(pools); i++) {
         pool_stop(pools[i]);
         pthread_cond_destroy(&pools[i]->work);

@@ -15,6 +15,7 @@
 #define OBJECTS_TIER_H
 
 #include "base/list.h"
+#include "jobs/jobs.h"
 #include "store/store.h"
 
 #define TIER_DOWN    (-EHOSTUNREACH) /* the remote cannot be reached, or fails: 503 */
@@ -26,6 +27,7 @@ struct tier;
 /* Zero means the value in brackets. */
 struct tier_config {
     struct store *store;
+    struct jobs *jobs; /* gets the kinds below; NULL: none */
     struct budget
         *budget; /* buffers of fetches, and what waits to be pushed [an budget of its own, 256 MiB] */
     unsigned
@@ -43,7 +45,7 @@ struct tier_config {
 int tier_new(const struct tier_config *config, struct tier **ret_tier, struct leat_error *err);
 /* Fetches and pushes under way are given up, and who waits for one is told so. For those whose threads have to end before tier_free. */
 void tier_stop(struct tier *t);
-/* Stops; reads are closed by then. NULL is fine. */
+/* Stops; reads are closed by then, and jobs have ended (jobs_stop). NULL is fine. */
 void tier_free(struct tier *t);
 
 /* --- which buckets, and how ------------------------------------------------------------------------------------------------ */
@@ -153,7 +155,8 @@ enum tier_job_kind {
     TIER_EVICT,    /* takes away what the remote has */
     TIER_CHECK, /* compares what is here with what is there; with `update` brings what is newer and forgets what is gone */
 };
-enum tier_job_state { TIER_JOB_RUNNING, TIER_JOB_DONE, TIER_JOB_FAILED, TIER_JOB_CANCELLED };
+/* What it counts beside what each job counts: there, compared to here. */
+enum { TIER_JOB_NEWER = JOB_OWN, TIER_JOB_GONE };
 
 struct tier_job_spec {
     enum tier_job_kind kind;
@@ -163,29 +166,12 @@ struct tier_job_spec {
     unsigned nkeys;
     bool update;
 };
-struct tier_job_info {
-    uint64_t id;
-    enum tier_job_kind kind;
-    enum tier_job_state state;
-    char bucket[STORE_BUCKET_MAX + 1];
-    char prefix[STORE_KEY_MAX + 1];
-    bool listed;          /* `objects` is all there will be */
-    uint64_t objects;     /* to look at, as far as known */
-    uint64_t done, bytes; /* brought or evicted; compared */
-    uint64_t skipped;     /* were here already; dirty; not here */
-    uint64_t newer, gone; /* there, compared to here */
-    uint64_t failed;      /* and the first of them: */
-    char error[LEAT_ERROR_MESSAGE_MAX];
-    int64_t began_ns, ended_ns; /* since 1970; 0: not yet */
-};
-/* Runs beside others, at most 16 at a time (LEAT_BUSY). Kept for looking at until 100 newer ones have ended; not over a restart. */
+/*
+ * A job of config.jobs, of the kind of that name; its subject is BUCKET/PREFIX. LEAT_BUSY as jobs_start. It may be run again after a restart:
+ * objects that it fetched or evicted before are skipped.
+ */
 int tier_job_start(struct tier *t, const struct tier_job_spec *spec, uint64_t *ret_id,
                    struct leat_error *err);
-int tier_job_get(struct tier *t, uint64_t id, struct tier_job_info *ret_info); /* [loop] LEAT_NOT_FOUND */
-/* [loop] Ends it soon; objects under way are finished. LEAT_NOT_FOUND. */
-int tier_job_cancel(struct tier *t, uint64_t id);
-/* [loop] The newest first; the callback's answer other than 0 ends it. */
-int tier_job_list(struct tier *t, int (*job)(void *user, const struct tier_job_info *info), void *user);
 
 struct tier_stats {
     uint64_t fetches, fetched_bytes, fetch_failed; /* since the start */

@@ -102,8 +102,8 @@ struct tier {
     uint64_t paused_bytes;   /* of it: half at most */
     atomic_bool stopping;
     pthread_mutex_t settings;    /* one change of a bucket's remote at a time; before `lock` */
-    pthread_mutex_t lock;        /* of all that follows, and of buckets, fetches, pushes and jobs */
-    pthread_cond_t changed_cond; /* broadcast: a fetch, a locked key, a job, a block */
+    pthread_mutex_t lock;        /* of all that follows, and of buckets, fetches and pushes */
+    pthread_cond_t changed_cond; /* broadcast: a fetch, a locked key, a block */
     struct list buckets;
     _Atomic unsigned nbuckets; /* 0: nobody need look */
     struct tier_pool fetchers, prefetchers, pushers;
@@ -117,9 +117,7 @@ struct tier {
     pthread_cond_t push_changed_cond;
     pthread_t push_timer;
     bool has_push_timer;
-    struct list jobs;
-    unsigned njobs; /* running */
-    uint64_t next_job;
+    struct job_kind job_kinds[TIER_CHECK + 1];
     struct tier_stats stats;
     _Atomic uint64_t warned_s; /* that old objects are served: once in ten seconds */
     _Atomic uint64_t
@@ -306,6 +304,6 @@ void *push_timer_main(void *arg);
 
 /* --- jobs.c ------------------------------------------------------------------------------------------------------------------ */
 
-void jobs_stop(struct tier *t);
+void tier_jobs_register(struct tier *t);
 
 #endif

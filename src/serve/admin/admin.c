@@ -423,6 +423,7 @@ int admin_new(const struct admin_config *config, struct admin **ret_admin, struc
         free(admin);
         return error_set(err, rc, "the page of the administration cannot be prepared");
     }
+    scrub_register(admin);
     *ret_admin = admin;
     return 0;
 }

@@ -18,6 +18,7 @@
 #include "http/server/workers.h"
 #include "objects/objects.h"
 #include "http/server/site.h"
+#include "jobs/jobs.h"
 #include "objects/tier/tier.h"
 
 /* A pool of memory beside the store, in the same process. Calls come from workers and may block. */
@@ -33,8 +34,9 @@ struct admin_pool {
 /* All of it is the caller's and outlives the admin. */
 struct admin_config {
     struct objects *objects;
-    struct tier *tier;             /* for jobs and numbers */
+    struct tier *tier;             /* for its jobs and numbers */
     struct store *store;           /* for the state of this node's disks, and the scrub */
+    struct jobs *jobs;             /* gets the kind "scrub" */
     const struct admin_pool *pool; /* NULL: none */
     const struct site *site;
     struct http_workers *workers;

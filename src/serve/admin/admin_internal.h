@@ -11,6 +11,7 @@ struct admin {
     struct admin_config config;
     _Atomic(struct http_server *) server;
     uint64_t started_ns;
+    struct job_kind scrub;
     char policy[320]; /* the page's Content-Security-Policy */
 };
 
@@ -61,11 +62,12 @@ int v1_job(struct admin_task *v);
 int v1_job_start(struct admin_task *v);
 int v1_job_cancel(struct admin_task *v);
 /* The jobs as an array; NULL: no memory. */
-json_t *jobs_array(struct tier *tier);
+json_t *jobs_array(struct jobs *jobs);
 /* v1_scrub.c */
 int v1_scrub(struct admin_task *v);
 int v1_scrub_start(struct admin_task *v);
 int v1_scrub_stop(struct admin_task *v);
+void scrub_register(struct admin *admin);
 /* Of one path; NULL: no memory. */
 json_t *scrub_json(const struct store_scrub_status *s);
 /* v1_sets.c */

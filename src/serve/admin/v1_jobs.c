@@ -1,24 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* v1_jobs.c: what the cold tier is told to do, and how far it is. */
+/* v1_jobs.c: jobs: which there are, how far they are; prefetch, evict and check are started here, the scrub by v1_scrub.c. */
 #include "serve/admin/admin_internal.h"
 
+#include <regex.h>
 #include <stdio.h>
+
+#define PATTERN_MAX 100u
 
 static const char *const kinds[] = {
     [TIER_PREFETCH] = "prefetch", [TIER_EVICT] = "evict", [TIER_CHECK] = "check"};
-static const char *const states[] = {[TIER_JOB_RUNNING] = "running",
-                                     [TIER_JOB_DONE] = "done",
-                                     [TIER_JOB_FAILED] = "failed",
-                                     [TIER_JOB_CANCELLED] = "cancelled"};
+static const char *const states[] = {
+    [JOB_RUNNING] = "running", [JOB_ABORTING] = "running",    [JOB_DONE] = "done",
+    [JOB_FAILED] = "failed",   [JOB_CANCELLED] = "cancelled", [JOB_INTERRUPTED] = "interrupted"};
 
-static json_t *job_json(const struct tier_job_info *j)
+static json_t *job_json(const struct job_info *j)
 {
+    const char *slash = strchr(j->subject, '/'); /* BUCKET/PREFIX, or nothing */
+    char bucket[STORE_BUCKET_MAX + 1] = "";
+    snprintf(bucket, sizeof(bucket), "%.*s", (int)(slash ? slash - j->subject : 0), j->subject);
     json_t *json = json_pack(
-        "{s:I, s:s, s:s, s:s, s:o, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "id", (json_int_t)j->id, "kind",
-        kinds[j->kind], "state", states[j->state], "bucket", j->bucket, "prefix", admin_text(j->prefix),
-        "listed", j->listed, "objects", (json_int_t)j->objects, "done", (json_int_t)j->done, "bytes",
-        (json_int_t)j->bytes, "skipped", (json_int_t)j->skipped, "newer", (json_int_t)j->newer, "gone",
-        (json_int_t)j->gone, "failed", (json_int_t)j->failed);
+        "{s:I, s:s, s:s, s:b, s:o, s:s, s:o, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}",
+        "id", (json_int_t)j->id, "kind", j->kind, "state", states[j->state], "aborting",
+        j->state == JOB_ABORTING, "subject", admin_text(j->subject), "bucket", bucket, "prefix",
+        admin_text(slash ? slash + 1 : ""), "listed", j->counts[JOB_TOTAL_KNOWN] != 0, "objects",
+        (json_int_t)j->counts[JOB_ITEMS_TOTAL], "done", (json_int_t)j->counts[JOB_ITEMS], "bytes",
+        (json_int_t)j->counts[JOB_BYTES], "skipped", (json_int_t)j->counts[JOB_SKIPPED], "newer",
+        (json_int_t)j->counts[TIER_JOB_NEWER], "gone", (json_int_t)j->counts[TIER_JOB_GONE], "failed",
+        (json_int_t)j->counts[JOB_FAILED_ITEMS], "objects_per_s", (json_int_t)j->items_per_s, "bytes_per_s",
+        (json_int_t)j->bytes_per_s, "restarts", (json_int_t)j->restarts, "durable", j->durable);
     if (!json)
         return NULL;
     json_object_set_new(json, "error", j->error[0] ? admin_text(j->error) : json_null());
@@ -27,27 +36,102 @@ static json_t *job_json(const struct tier_job_info *j)
     return json;
 }
 
-static int add_job(void *user, const struct tier_job_info *info)
+/* --- lists ------------------------------------------------------------------------------------------------------------------- */
+
+struct filter {
+    char kind[JOB_KIND_MAX + 1];
+    bool running, has_pattern;
+    regex_t pattern;
+};
+
+/* Repetitions by number and references back would let a short pattern take minutes, or all memory. */
+static int pattern_of(struct admin_task *v, const char *text, regex_t *ret)
 {
-    return json_array_append_new(user, job_json(info)) < 0 ? -ENOMEM : 0;
+    if (strlen(text) > PATTERN_MAX || strpbrk(text, "{\\") ||
+        regcomp(ret, text, REG_EXTENDED | REG_NOSUB) != 0)
+        return error_set(&v->err, LEAT_INVALID,
+                         "\"match\" is an extended regular expression of at most %u bytes, without { and \\",
+                         PATTERN_MAX);
+    return 0;
 }
 
-json_t *jobs_array(struct tier *tier)
+/* A parameter of the request, decoded. 1: it is there. */
+static int parameter(struct admin_task *v, const char *name, char *out, size_t cap)
 {
-    json_t *jobs = json_array();
-    if (jobs && tier_job_list(tier, add_job, jobs) < 0) {
-        json_decref(jobs);
-        return NULL;
+    size_t n = strlen(name), len;
+    for (const char *at = v->query; *at; at += strcspn(at, "&"), at += *at == '&') {
+        size_t whole = strcspn(at, "&");
+        if (whole <= n || strncmp(at, name, n) != 0 || at[n] != '=')
+            continue;
+        if (whole - n - 1 >= cap)
+            return error_set(&v->err, LEAT_INVALID, "\"%s\" has more than %zu bytes", name, cap - 1);
+        memcpy(out, at + n + 1, whole - n - 1);
+        if (!http_unescape(out, whole - n - 1, &len) || memchr(out, 0, len))
+            return error_set(&v->err, LEAT_INVALID, "\"%s\" is not encoded as a URL has it", name);
+        out[len] = 0;
+        return 1;
     }
-    return jobs;
+    return 0;
+}
+
+static int filter_of(struct admin_task *v, struct filter *ret)
+{
+    char text[3 * PATTERN_MAX + 1];
+    *ret = (struct filter){0};
+    int rc = parameter(v, "kind", ret->kind, sizeof(ret->kind));
+    if (rc >= 0)
+        rc = parameter(v, "running", text, sizeof(text));
+    if (rc > 0)
+        ret->running = strcmp(text, "true") == 0;
+    if (rc > 0 && !ret->running && strcmp(text, "false") != 0)
+        rc = error_set(&v->err, LEAT_INVALID, "\"running\" is true or false");
+    if (rc >= 0)
+        rc = parameter(v, "match", text, sizeof(text));
+    if (rc > 0)
+        rc = pattern_of(v, text, &ret->pattern) < 0 ? LEAT_INVALID : 1;
+    ret->has_pattern = rc > 0;
+    return MIN(rc, 0);
+}
+
+static bool passes(const struct filter *f, const struct job_info *j)
+{
+    return (!f->kind[0] || strcmp(f->kind, j->kind) == 0) && (!f->running || j->state <= JOB_ABORTING) &&
+           (!f->has_pattern || regexec(&f->pattern, j->subject, 0, NULL, 0) == 0);
+}
+
+static json_t *list(struct jobs *jobs, const struct filter *filter)
+{
+    AUTO_FREE struct job_info *infos = NULL;
+    unsigned n = 0;
+    json_t *array = jobs_list(jobs, &infos, &n) < 0 ? NULL : json_array();
+    for (unsigned i = 0; array && i < n; i++) {
+        if (passes(filter, &infos[i]) && json_array_append_new(array, job_json(&infos[i])) < 0) {
+            json_decref(array);
+            return NULL;
+        }
+    }
+    return array;
+}
+
+json_t *jobs_array(struct jobs *jobs)
+{
+    return list(jobs, &(struct filter){0});
 }
 
 int v1_jobs(struct admin_task *v)
 {
-    json_t *jobs = jobs_array(v->admin->config.tier);
+    struct filter filter;
+    int rc = filter_of(v, &filter);
+    if (rc < 0)
+        return rc;
+    json_t *jobs = list(v->admin->config.jobs, &filter);
+    if (filter.has_pattern)
+        regfree(&filter.pattern);
     v->out = jobs ? json_pack("{s:o}", "jobs", jobs) : NULL;
     return v->out ? 0 : -ENOMEM;
 }
+
+/* --- one --------------------------------------------------------------------------------------------------------------------- */
 
 static int parse_id(struct admin_task *v, uint64_t *ret_id)
 {
@@ -58,10 +142,10 @@ static int parse_id(struct admin_task *v, uint64_t *ret_id)
 
 static int show(struct admin_task *v, uint64_t id)
 {
-    AUTO_FREE struct tier_job_info *info = malloc(sizeof(*info));
+    AUTO_FREE struct job_info *info = malloc(sizeof(*info));
     if (!info)
         return -ENOMEM;
-    if (tier_job_get(v->admin->config.tier, id, info) < 0)
+    if (jobs_get(v->admin->config.jobs, id, info) < 0)
         return error_set(&v->err, LEAT_NOT_FOUND, "there is no job %llu, or it ended long ago",
                          (unsigned long long)id);
     v->out = job_json(info);
@@ -79,7 +163,7 @@ int v1_job_cancel(struct admin_task *v)
 {
     uint64_t id;
     int rc = parse_id(v, &id);
-    if (rc == 0 && tier_job_cancel(v->admin->config.tier, id) < 0)
+    if (rc == 0 && jobs_abort(v->admin->config.jobs, id) < 0)
         rc = error_set(&v->err, LEAT_NOT_FOUND, "there is no job %llu, or it ended long ago",
                        (unsigned long long)id);
     v->status = 202;

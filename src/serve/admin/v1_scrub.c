@@ -1,6 +1,86 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* v1_scrub.c: how far the disks are read again, what was found damaged, and to do it now. */
+/* v1_scrub.c: how far the disks are read again, what was found damaged, and to do it now: a job of kind "scrub" for as long as that takes. */
 #include "serve/admin/admin_internal.h"
+
+#include "base/clock.h"
+
+#define POLL_NS (500 * NS_PER_MS)
+
+static const char scrub_name[] = "scrub";
+
+/* --- the job: the passes that were asked for, until each path has ended its own --------------------------------------------------- */
+
+/* True: some path still reads what was asked for. */
+static bool scrub_progress(struct store *store, struct store_status *s, struct job *job)
+{
+    uint64_t counts[JOB_COUNTS] = {0};
+    bool asked = false;
+    store_status(store, s);
+    for (unsigned i = 0; i < s->npaths; i++) {
+        const struct store_scrub_status *sc = &s->paths[i].scrub;
+        bool now = sc->asked && s->paths[i].state == STORE_PATH_OK;
+        bool since = sc->last.begun_ns >= job_began_ns(job);
+        const struct store_scrub_pass *pass = now ? &sc->now : &sc->last;
+        asked |= now;
+        if (!now && !since)
+            continue;
+        counts[JOB_ITEMS] += pass->objects;
+        counts[JOB_BYTES] += pass->bytes;
+        counts[JOB_ITEMS_TOTAL] += now ? MAX(sc->of_objects, pass->objects) : pass->objects;
+        counts[JOB_BYTES_TOTAL] += now ? MAX(sc->of_bytes, pass->bytes) : pass->bytes;
+        counts[JOB_FAILED_ITEMS] += pass->damaged + pass->unreadable - pass->repaired;
+    }
+    for (unsigned i = 0; i < JOB_COUNTS; i++)
+        job_set(job, i, counts[i]);
+    return asked;
+}
+
+static int scrub_run(void *user, struct job *job, struct leat_error *err)
+{
+    struct store *store = user;
+    AUTO_FREE struct store_status *s = malloc(sizeof(*s));
+    if (!s)
+        return -ENOMEM;
+    store_scrub_resume(store, job_began_ns(job));
+    while (scrub_progress(store, s, job) && !job_sleep(job, POLL_NS))
+        ;
+    job_set(job, JOB_TOTAL_KNOWN, 1);
+    for (unsigned i = 0; i < s->npaths; i++)
+        if (s->paths[i].state != STORE_PATH_OK)
+            job_item_failed(job, s->paths[i].error);
+    return 0;
+}
+
+static void scrub_abort(void *user)
+{
+    store_scrub_stop(user);
+}
+
+void scrub_register(struct admin *admin)
+{
+    admin->scrub = (struct job_kind){.name = scrub_name,
+                                     .user = admin->config.store,
+                                     .run = scrub_run,
+                                     .resumes = true,
+                                     .single = true,
+                                     .abort = scrub_abort};
+    jobs_register(admin->config.jobs, &admin->scrub);
+}
+
+/* Of the scrub that runs; 0: none. */
+static uint64_t scrub_job(struct admin *admin)
+{
+    AUTO_FREE struct job_info *infos = NULL;
+    unsigned n = 0;
+    if (jobs_list(admin->config.jobs, &infos, &n) < 0)
+        return 0;
+    for (unsigned i = 0; i < n; i++)
+        if (infos[i].state == JOB_RUNNING && strcmp(infos[i].kind, scrub_name) == 0)
+            return infos[i].id;
+    return 0;
+}
+
+/* --- its JSON ------------------------------------------------------------------------------------------------------------------ */
 
 static json_t *time_json(int64_t ns)
 {
@@ -50,7 +130,9 @@ int v1_scrub(struct admin_task *v)
         json_array_append_new(paths, json_pack("{s:o, s:o}", "path", admin_text(s->paths[i].path), "scrub",
                                                scrub_json(&s->paths[i].scrub)));
     int rc = store_damaged(store, add_damage, damaged);
-    v->out = json_pack("{s:o, s:o}", "paths", paths, "damaged", damaged);
+    uint64_t job = scrub_job(v->admin);
+    v->out = json_pack("{s:o, s:o, s:o}", "paths", paths, "damaged", damaged, "job",
+                       job ? json_integer((json_int_t)job) : json_null());
     return rc < 0 || !v->out ? -ENOMEM : 0;
 }
 
@@ -58,14 +140,29 @@ int v1_scrub_start(struct admin_task *v)
 {
     if (json_object_size(v->in))
         return error_set(&v->err, LEAT_INVALID, "nothing is to be said of a scrub: {}");
-    store_scrub_start(v->admin->config.store);
+    struct store *store = v->admin->config.store;
+    struct jobs *jobs = v->admin->config.jobs;
+    AUTO_FREE struct job_info *info = malloc(sizeof(*info));
+    uint64_t id = scrub_job(v->admin);
+    int rc = info ? 0 : -ENOMEM;
+    if (rc == 0 && id)
+        store_scrub_start(store); /* the one that runs begins again */
+    else if (rc == 0)
+        rc = jobs_start(jobs, &(struct job_spec){.kind = scrub_name, .subject = ""}, &id, &v->err);
+    if (rc < 0)
+        return rc;
+    if (jobs_get(jobs, id, info) == 0 && info->state == JOB_RUNNING)
+        store_scrub_resume(store,
+                           info->began_ns); /* for an answer that shows it: its thread may not have begun */
     v->status = 202;
     return v1_scrub(v);
 }
 
 int v1_scrub_stop(struct admin_task *v)
 {
-    store_scrub_stop(v->admin->config.store);
+    uint64_t id = scrub_job(v->admin);
+    if (!id || jobs_abort(v->admin->config.jobs, id) < 0)
+        store_scrub_stop(v->admin->config.store);
     v->status = 202;
     return v1_scrub(v);
 }

@@ -91,7 +91,7 @@ static json_t *pool_json(struct admin_task *v)
 int v1_status(struct admin_task *v)
 {
     struct admin *admin = v->admin;
-    json_t *jobs = jobs_array(admin->config.tier);
+    json_t *jobs = jobs_array(admin->config.jobs);
     v->out =
         json_pack("{s:o, s:s, s:f, s:o, s:o, s:o, s:o, s:o}", "node", admin_text(admin->config.node_name),
                   "version", admin->config.version, "uptime_seconds",
