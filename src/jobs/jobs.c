@@ -94,6 +94,8 @@ static void record(struct jobs *jobs, struct job *job, const struct bytes_out *o
         job->durable = durable;
     pthread_mutex_unlock(&jobs->lock);
     AUTO_BYTES struct bytes_out all = {0};
+    if (!durable) /* also where there was no memory for the record: those that follow may be about it */
+        journal_drop(&jobs->journal);
     if (!durable || (jobs_rewrite_step(jobs->journal.bytes, 0) &&
                      jobs_rewrite_step(jobs->journal.bytes, table_put(jobs, &all))))
         rewrite(jobs);

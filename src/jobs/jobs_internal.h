@@ -114,6 +114,8 @@ int journal_load(const char *dir, uint8_t **ret_data, size_t *ret_len);
 int journal_append(struct journal *j, const void *data, size_t len);
 /* The whole content is another one, at once, on the disk. */
 int journal_rewrite(struct journal *j, const void *data, size_t len);
+/* A record is missing in it: it is not appended to any more. */
+void journal_drop(struct journal *j);
 /* Kept under a second name, which a rewrite leaves alone. */
 int journal_keep(const char *dir);
 int journal_remove(const char *dir);

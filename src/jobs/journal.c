@@ -287,7 +287,7 @@ int journal_load(const char *dir, uint8_t **ret_data, size_t *ret_len)
     return 0;
 }
 
-static void drop(struct journal *j)
+void journal_drop(struct journal *j)
 {
     if (j->fd >= 0)
         close(TAKE_FD(j->fd));
@@ -300,7 +300,7 @@ int journal_append(struct journal *j, const void *data, size_t len)
         return -EBADF;
     int rc = write_all(j->fd, data, len, j->bytes);
     if (rc < 0)
-        drop(j);
+        journal_drop(j);
     else
         j->bytes += len;
     return rc;
@@ -326,7 +326,7 @@ int journal_rewrite(struct journal *j, const void *data, size_t len)
         unlink(next);
         return rc;
     }
-    drop(j);
+    journal_drop(j);
     rc = sync_folder(j->dir);
     if (rc < 0)
         return rc;

@@ -6,7 +6,9 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "base/log.h"
 #include "base/testing.h"
+#include "failalloc.h"
 #include "jobs/jobs.h"
 
 static struct fixture {
@@ -379,6 +381,47 @@ static void test_folders(void **state)
     assert_false(ended(c).durable);
 }
 
+/* Each allocation fails in turn: nothing leaks, and a job that is shown as durable is there after a restart. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    struct jobs_config config = {.dir = f.dir};
+    struct job_spec spec = {.kind = "again", .subject = "it", .data = "spec", .len = 4};
+    struct leat_error err;
+    bool refused = true;
+    atomic_store(&f.go, true);
+    log_set_level(LOG_LEVEL_ERROR);
+    for (unsigned nth = 1; refused; nth++) {
+        struct job_info info = {0}, after;
+        uint64_t id = 0;
+        begin();
+        ended(start("again", ""));
+        stop();
+        size_t live = failalloc_live();
+        failalloc_arm(nth);
+        int rc = jobs_new(&config, &f.jobs, &err);
+        if (rc == 0) {
+            jobs_register(f.jobs, &again);
+            jobs_begin(f.jobs);
+            rc = jobs_start(f.jobs, &spec, &id, &err);
+            if (rc == 0) {
+                uint64_t second;
+                rc = jobs_start(f.jobs, &spec, &second, &err);
+                info = ended(id);
+            }
+            stop();
+        }
+        refused = failalloc_disarm() >= nth;
+        assert_true(rc == 0 || rc == -ENOMEM);
+        assert_int_equal(failalloc_live(), live);
+        assert_int_equal(jobs_new(&config, &f.jobs, &err), 0);
+        assert_true(!info.durable || jobs_get(f.jobs, id, &after) == 0);
+        jobs_free(TAKE_PTR(f.jobs));
+        folder_remove(f.dir);
+    }
+    log_set_level(LOG_LEVEL_WARNING);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -389,6 +432,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_killed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bad_journal, setup, teardown),
         cmocka_unit_test_setup_teardown(test_folders, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
