@@ -61,7 +61,7 @@ def test_killed(node, far, cold):
     assert ended(node, first)["done"] == 2
     gate = threading.Event()
     far.fail(query="/jobs/x1", times=-1, wait=gate)
-    going, aborted = start(node, kind="prefetch"), start(node, kind="check", update=True)
+    going, aborted = start(node, kind="prefetch"), start(node, kind="check", keys=["x15"], update=True)
     assert (going, aborted) == (first + 1, first + 2)
     wait_for(lambda: job(node, going)["done"] + job(node, going)["skipped"] >= 10)
     now = conforms(described, node.ask("GET", f"/v1/jobs/{going}"), "/v1/jobs/{name}", "get").json
@@ -138,6 +138,33 @@ def test_scrub(node):
     assert ended(node, third)["state"] == "cancelled"
 
 
+def test_two_paths(node, cold, tmp_path):
+    """The journal lies in the first path that works. One that is found on another path moves there; while a path is away ids are new."""
+    node.server.options = (*node.server.options, "--store", tmp_path / "second")
+    node.server.stop()
+    node.server.start()
+    first = start(node, kind="prefetch", keys=["x00"])
+    assert ended(node, first)["done"] == 1 and "leat_jobs_durable 1\n" in node.ask("GET", "/metrics").text
+    node.server.stop()
+    here, there = node.server.store / "jobs", tmp_path / "second" / "jobs"
+    here.rename(there)
+    node.server.start()
+    assert job(node, first)["state"] == "done" and (here / "journal").exists() and not (there / "journal").exists()
+    node.server.stop()
+    away = tmp_path / "away"
+    node.server.store.rename(away)
+    node.server.store.mkdir()
+    node.server.start()
+    assert node.ask("GET", f"/v1/jobs/{first}").status == 404
+    second = start(node, kind="evict", keys=["x09"])
+    assert second > 10**12 and ended(node, second)["durable"] and (there / "journal").exists() and not here.exists()
+    node.server.stop()
+    shutil.rmtree(node.server.store)
+    away.rename(node.server.store)
+    node.server.start()
+    assert [j["id"] for j in node.ask("GET", "/v1/jobs").json["jobs"]] == [second, first] and not (there / "journal").exists()
+
+
 def test_bad_journal(node, cold):
     """Damage, another version, no folder: the service starts, and says what is lost; jobs run."""
     numbers = [start(node, kind="prefetch", keys=[f"x{i:02}"]) for i in range(3)]
@@ -164,4 +191,5 @@ def test_bad_journal(node, cold):
     assert "cannot be written" in node.server.log.read_text()
     number = start(node, kind="evict", keys=["x05"])
     assert ended(node, number)["state"] == "done" and not job(node, number)["durable"]
+    assert "leat_jobs_durable 0\n" in node.ask("GET", "/metrics").text
     assert node.ask("GET", "/readyz").status == 200

@@ -175,6 +175,15 @@ void metrics_to_openmetrics(const char *text, size_t len, struct bytes_out *out)
     http_put(out, "# EOF\n");
 }
 
+static void work(struct bytes_out *out, struct jobs *jobs)
+{
+    struct jobs_stats s;
+    jobs_stats(jobs, &s);
+    metrics_gauge(out, "jobs_running", "Jobs that run: prefetch, evict, check, scrub.", s.running);
+    metrics_gauge(out, "jobs_durable", "0: their journal cannot be written, and a restart forgets some.",
+                  s.durable);
+}
+
 int metrics_all(struct admin_task *v)
 {
     struct admin_config *c = &v->admin->config;
@@ -191,6 +200,7 @@ int metrics_all(struct admin_task *v)
     if (rc == 0)
         rc = disks(&text, c->store);
     cold(&text, c->tier);
+    work(&text, c->jobs);
     if (rc == 0 && text.failed)
         rc = -ENOMEM;
     if (rc == 0 && v->openmetrics) {
