@@ -17,6 +17,7 @@
 
 #include "base/base.h"
 #include "base/list.h"
+#include "base/pieces.h"
 #include "wire/s3/s3_crc.h"
 
 #define BACKEND_ETAG_MAX    160
@@ -90,11 +91,15 @@ struct backend_read {
     uint64_t offset, bytes; /* bytes > 0, inside the object */
     /* One of many that are under way, each of which is waited for: asked for in requests that share connections. */
     bool shared;
-    void *dst;
+    void *
+        dst; /* where they go; NULL: to these pieces, of as many bytes together, some of them empty perhaps */
+    const struct iovec *pieces;
+    unsigned npieces;
     void (*done)(struct backend_read *read, int rc, const struct leat_error *err);
     /* the session's */
     struct list node;
     uint64_t next, left; /* bytes not yet asked for begin here; bytes not yet there */
+    struct pieces rest;  /* where those not yet asked for go */
     unsigned inside;     /* requests under way */
     int rc;              /* the first error, and why */
     struct leat_error *why;

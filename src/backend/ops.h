@@ -45,6 +45,11 @@ struct backend_file {
     const struct backend_ops *ops;
 };
 
+static inline struct pieces backend_read_place(const struct backend_read *read)
+{
+    return read->dst ? pieces_one(read->dst, read->bytes) : pieces_of(read->pieces, read->npieces);
+}
+
 int backend_s3_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err);
 int backend_dir_new(const struct backend_config *config, struct backend **ret_backend,
                     struct leat_error *err);

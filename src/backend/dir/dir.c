@@ -3,7 +3,7 @@
  * dir.c: a folder as if it were a bucket: its session, its paths, and reads.
  *
  * Happy path: a key is walked to from the root, folder by folder; its file is opened once for all reads of a handle; a read is cut in
- * blocks, which a few threads bring with pread.
+ * blocks, which a few threads bring with preadv (threads.c).
  * Failure modes: a file that another process writes to while it is read has another size or time afterwards: LEAT_STALE. One that is replaced
  * by rename goes on being read as it was. A file system that hangs keeps the read, and whoever cancels it.
  * Invariants: nothing outside the root is opened, as keys have no ".." and links are not followed, wherever they lead; only regular files
@@ -13,17 +13,15 @@
 
 #include <fcntl.h>
 #include <limits.h>
-#include <poll.h>
 #include <stdio.h>
 #include <strings.h>
 #include <sys/eventfd.h>
 #include <sys/xattr.h>
 
 #include "base/clock.h"
-#include "disk/disk.h"
 
-#define THREADS     4u
 #define BLOCK_BYTES (4 * MIB)
+#define IOV_PIECES  64u /* of a place, in one call */
 #define CANCEL_MS   100 /* so often backend_config.cancelled is looked at */
 
 struct file {
@@ -34,15 +32,18 @@ struct file {
     uint64_t bytes;
 };
 
+/* A read, cut in blocks, each of which a thread brings. */
 struct job {
     struct list node; /* dir.jobs */
-    struct dir *dir;
     struct backend_read *read;
     int rc;
-    unsigned left; /* blocks */
+    atomic_bool over; /* nothing more of it is wanted */
+    unsigned left;    /* blocks */
     struct block {
-        struct disk_read disk;
+        struct dir_work work;
         struct job *job;
+        struct pieces place;
+        uint64_t offset, bytes;
     } blocks[];
 };
 
@@ -282,48 +283,46 @@ static int64_t dir_pread(struct backend *base, struct backend_file *file, void *
 /* --- reads ------------------------------------------------------------------------------------------------------------- */
 
 /* All of its blocks have ended: done() is due. */
-static void job_over(struct job *job)
+static void job_over(struct dir *d, struct job *job)
 {
     struct backend_read *read = job->read;
     read->rc = job->rc;
     list_remove(&job->node);
-    list_push_back(&job->dir->ended, &read->node);
+    list_push_back(&d->ended, &read->node);
     free(job);
 }
 
-static void block_done(struct disk_read *disk, int64_t result)
+static void block_over(struct dir *d, struct dir_work *work)
 {
-    struct job *job = container_of(disk, struct block, disk)->job;
-    if (job->rc == 0 && result < 0)
-        job->rc = (int)result;
-    else if (job->rc == 0 && (uint64_t)result < disk->bytes)
-        job->rc = LEAT_STALE;
+    struct block *k = container_of(work, struct block, work);
+    struct job *job = k->job;
+    job->rc = job->rc < 0 ? job->rc : work->rc;
     if (--job->left == 0)
-        job_over(job);
+        job_over(d, job);
 }
 
-static int job_start(struct dir *d, struct job *job, unsigned nblocks)
+/* A thread's. */
+static int block_read(struct dir *d, struct dir_work *work)
 {
-    struct backend_read *read = job->read;
-    AUTO_FREE struct disk_read **requests = calloc(nblocks, sizeof(struct disk_read *));
-    int rc = requests ? 0 : -ENOMEM;
-    if (rc == 0 && !d->engine)
-        rc = disk_worker_new(THREADS, &d->engine);
-    if (rc < 0)
-        return rc;
-    for (unsigned i = 0; i < nblocks; i++) {
-        uint64_t at = i * BLOCK_BYTES;
-        job->blocks[i] = (struct block){.job = job,
-                                        .disk = {.fd = file_of(read->file)->fd,
-                                                 .offset = read->offset + at,
-                                                 .dst = (char *)read->dst + at,
-                                                 .bytes = MIN(BLOCK_BYTES, read->bytes - at),
-                                                 .buffer = -1,
-                                                 .done = block_done}};
-        requests[i] = &job->blocks[i].disk;
+    struct block *k = container_of(work, struct block, work);
+    int fd = file_of(k->job->read->file)->fd;
+    uint64_t at = k->offset, end = k->offset + k->bytes;
+    (void)d;
+    while (at < end) {
+        struct iovec iov[IOV_PIECES];
+        size_t bytes;
+        if (atomic_load(&k->job->over))
+            return -ECANCELED;
+        unsigned n = pieces_iov(k->place, end - at, iov, IOV_PIECES, &bytes);
+        ssize_t got = preadv(fd, iov, (int)n, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return got < 0 ? -errno : LEAT_STALE;
+        pieces_skip(&k->place, (uint64_t)got);
+        at += (uint64_t)got;
     }
-    job->left = nblocks;
-    return d->engine->ops->submit(d->engine, requests, nblocks);
+    return 0;
 }
 
 static void dir_submit(struct backend *base, struct backend_read *read)
@@ -331,21 +330,29 @@ static void dir_submit(struct backend *base, struct backend_read *read)
     struct dir *d = dir_of(base);
     unsigned nblocks = (unsigned)div_up(read->bytes, BLOCK_BYTES);
     struct job *job = calloc(1, sizeof(*job) + nblocks * sizeof(job->blocks[0]));
-    read->rc = 0;
+    struct pieces place = backend_read_place(read);
+    read->rc = job ? dir_threads(d) : -ENOMEM;
     read->why = NULL;
-    d->nreads++;
+    d->npending++;
     d->stats.requests++;
-    if (!job) { /* it ends as all do, in wait() */
-        read->rc = -ENOMEM;
+    if (read->rc < 0) { /* it ends as all do, in wait() */
+        free(job);
         list_push_back(&d->ended, &read->node);
         return;
     }
-    job->dir = d;
     job->read = read;
+    job->left = nblocks;
     list_push_back(&d->jobs, &job->node);
-    job->rc = job_start(d, job, nblocks);
-    if (job->rc < 0)
-        job_over(job);
+    for (unsigned i = 0; i < nblocks; i++) {
+        uint64_t at = i * BLOCK_BYTES, bytes = MIN(BLOCK_BYTES, read->bytes - at);
+        job->blocks[i] = (struct block){.work = {.run = block_read, .over = block_over},
+                                        .job = job,
+                                        .place = place,
+                                        .offset = read->offset + at,
+                                        .bytes = bytes};
+        pieces_skip(&place, bytes);
+        dir_work_add(d, &job->blocks[i].work);
+    }
 }
 
 /* done() of what has ended. How many. */
@@ -357,7 +364,7 @@ static unsigned deliver(struct dir *d)
         const struct file *f = file_of(read->file);
         struct leat_error err = {0};
         list_remove(&read->node);
-        d->nreads--;
+        d->npending--;
         n++;
         if (read->rc == LEAT_STALE)
             error_set(&err, LEAT_STALE, "%.300s: the object became shorter while it was read", f->uri);
@@ -375,33 +382,28 @@ static unsigned deliver(struct dir *d)
 static int dir_wait(struct backend *base, unsigned min_done, int timeout_ms)
 {
     struct dir *d = dir_of(base);
-    uint64_t end = timeout_ms < 0 ? 0 : clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS, count;
+    uint64_t end = timeout_ms < 0 ? 0 : clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
     unsigned n = 0;
-    bool woken = false;
     for (;;) {
-        if (d->engine)
-            d->engine->ops->reap(d->engine, 0);
+        dir_work_reap(d, 0);
         n += deliver(d);
-        if (d->nreads == 0 || n >= min_done || woken)
-            return (int)n;
+        bool woken = atomic_exchange(&d->woken, false);
         int ms = clock_poll_ms(end);
-        if (ms == 0)
+        if (d->npending == 0 || n >= min_done || woken || ms == 0)
             return (int)n;
-        struct pollfd fds[2] = {
-            {.fd = d->wake_fd, .events = POLLIN},
-            {.fd = d->engine ? d->engine->ops->event_fd(d->engine) : -1, .events = POLLIN}};
-        if (poll(fds, 2, d->cancelled && (ms < 0 || ms > CANCEL_MS) ? CANCEL_MS : ms) < 0 && errno != EINTR)
-            return -errno;
+        int rc = dir_work_reap(d, d->cancelled && (ms < 0 || ms > CANCEL_MS) ? CANCEL_MS : ms);
+        if (rc < 0)
+            return rc;
         if (dir_cancelled(d))
             return -ECANCELED;
-        woken = fds[0].revents && read(d->wake_fd, &count, sizeof(count)) > 0;
     }
 }
 
 static void dir_wake(struct backend *base)
 {
-    uint64_t one = 1;
-    (void)!write(dir_of(base)->wake_fd, &one, sizeof(one)); /* full: it is readable already */
+    struct dir *d = dir_of(base);
+    atomic_store(&d->woken, true);
+    dir_work_wake(d);
 }
 
 static void dir_cancel(struct backend *base, struct backend_read *read)
@@ -409,13 +411,18 @@ static void dir_cancel(struct backend *base, struct backend_read *read)
     struct dir *d = dir_of(base);
     for (bool found = true; found;) { /* what a thread is at cannot be taken back */
         found = false;
-        list_for_each (node, &d->jobs)
-            found |= container_of(node, struct job, node)->read == read;
+        list_for_each (node, &d->jobs) {
+            struct job *job = container_of(node, struct job, node);
+            if (job->read != read)
+                continue;
+            atomic_store(&job->over, true);
+            found = true;
+        }
         if (found)
-            d->engine->ops->reap(d->engine, 1);
+            dir_work_reap(d, -1);
     }
     list_remove(&read->node);
-    d->nreads--;
+    d->npending--;
 }
 
 /* --- the session ------------------------------------------------------------------------------------------------------- */
@@ -428,13 +435,10 @@ static void dir_stats(const struct backend *base, struct backend_stats *ret_stat
 static void dir_free(struct backend *base)
 {
     struct dir *d = dir_of(base);
-    disk_engine_free(d->engine); /* ends what is under way */
-    d->engine = NULL;
+    dir_threads_end(d); /* ends what is under way */
     deliver(d);
     if (d->root >= 0)
         close(d->root);
-    if (d->wake_fd >= 0)
-        close(d->wake_fd);
     free(d->folder);
     free(d);
 }
@@ -485,9 +489,10 @@ int backend_dir_new(const struct backend_config *config, struct backend **ret_ba
     struct dir *d = calloc(1, sizeof(*d));
     if (!d)
         return -ENOMEM;
-    *d = (struct dir){.base = {&dir_ops}, .cancelled = config->cancelled, .wake_fd = -1};
+    *d = (struct dir){.base = {&dir_ops}, .cancelled = config->cancelled};
     list_init(&d->jobs);
     list_init(&d->ended);
+    dir_threads_init(d);
     d->root = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     rc = d->root < 0 ? error_sys(err, -errno, "the folder %.300s", path) : 0;
     if (rc == 0 && !(d->folder = strdup(config->folder)))

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dir.h: inside of a folder's session: between dir.c (session, paths, reads), list.c and put.c. */
+/* dir.h: inside of a folder's session: between dir.c (session, paths, reads), threads.c, list.c and put.c. */
 #ifndef BACKEND_DIR_DIR_H
 #define BACKEND_DIR_DIR_H
 
+#include <pthread.h>
 #include <sys/stat.h>
 
 #include "backend/ops.h"
@@ -12,17 +13,36 @@
 #define DIR_TEMP    ".leat-put-" /* names that begin so are ours while they are written: no objects */
 #define DIR_HEADERS "user.leat.headers"
 
+#define DIR_THREADS 4u
+
+struct dir;
+
+/* What may wait for a disk. */
+struct dir_work {
+    struct list node;
+    int (*run)(struct dir *d, struct dir_work *work);   /* on a thread; it changes nothing of the session */
+    void (*over)(struct dir *d, struct dir_work *work); /* then, on the session's; it may be freed in there */
+    int rc;                                             /* run's; -ECANCELED: the session ended first */
+};
+
 struct dir {
     struct backend base;
     char *folder; /* as given, without a "/" at its end: what addresses begin with */
     int root;
     const atomic_bool *cancelled;
-    struct disk_engine *engine; /* NULL: nothing was read yet */
-    int wake_fd;
-    struct list jobs;  /* under way */
+    struct list jobs;  /* reads under way */
     struct list ended; /* done() is due */
-    unsigned nreads;
+    unsigned npending; /* both */
     struct backend_stats stats;
+    atomic_bool woken;
+    /* threads.c */
+    int wake_fd;
+    unsigned nthreads;
+    pthread_t threads[DIR_THREADS];
+    pthread_mutex_t lock; /* of these */
+    pthread_cond_t changed;
+    struct list todo, finished;
+    bool stop;
 };
 
 static inline struct dir *dir_of(struct backend *b)
@@ -48,6 +68,16 @@ static inline bool dir_cancelled(const struct dir *d)
 {
     return d->cancelled && atomic_load(d->cancelled);
 }
+
+/* threads.c */
+void dir_threads_init(struct dir *d);
+int dir_threads(struct dir *d); /* 0: there are some */
+/* What runs is waited for, and the rest ends. */
+void dir_threads_end(struct dir *d);
+void dir_work_add(struct dir *d, struct dir_work *work); /* there are threads */
+/* over() of what has ended; where nothing has, it waits so long for something, or to be woken. 0 or -errno */
+int dir_work_reap(struct dir *d, int timeout_ms);
+void dir_work_wake(struct dir *d); /* any thread */
 
 int dir_list(struct backend *base, const char *uri, bool recursive, const char *after,
              int (*object)(void *user, const struct backend_object *object), void *user,

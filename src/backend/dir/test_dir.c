@@ -15,6 +15,7 @@
 #include "backend/backend.h"
 #include "backend/dir/dir.h"
 #include "base/testing.h"
+#include "base/testing_pieces.h"
 #include "store/testing.h"
 
 #define BIG (9 * MIB + 123) /* three blocks of a read */
@@ -296,6 +297,44 @@ static void test_reads(void **state)
                      0);
 }
 
+/* Pieces that end in the middle of blocks, and that one call does not take. */
+static void test_pieces(void **state)
+{
+    static const uint64_t mosts[] = {BIG, 3 * MIB, 70001, 9000};
+    struct backend *b = *state;
+    struct backend_file *f;
+    struct test_pieces t[ARRAY_LEN(mosts)];
+    struct backend_read reads[ARRAY_LEN(mosts)];
+    assert_int_equal(put(b, "big", big, BIG, NULL, NULL, NULL), 0);
+    assert_int_equal(backend_open(b, uri_of("big"), NULL, 0, &f, NULL), 0);
+    for (unsigned round = 0; round < 2; round++) {
+        ended = 0;
+        last_rc = 0;
+        for (unsigned i = 0; i < ARRAY_LEN(mosts); i++) {
+            test_pieces_make(&t[i], BIG - i, mosts[i], i);
+            reads[i] = (struct backend_read){.file = f,
+                                             .offset = i,
+                                             .bytes = BIG - i,
+                                             .pieces = t[i].iov,
+                                             .npieces = t[i].n,
+                                             .done = done};
+            backend_submit(b, &reads[i]);
+        }
+        for (unsigned i = 0; i < ARRAY_LEN(mosts) && round; i++) { /* nothing comes after that */
+            backend_cancel(b, &reads[i]);
+            memset(t[i].memory, TEST_GUARD, t[i].memory_bytes);
+        }
+        test_run_until(round || ended == ARRAY_LEN(mosts), assert_true(backend_wait(b, 100, 60000) >= 0));
+        assert_int_equal(last_rc, 0);
+        for (unsigned i = 0; i < ARRAY_LEN(mosts); i++) {
+            test_pieces_check(&t[i], round ? NULL : big + i);
+            test_pieces_free(&t[i]);
+        }
+    }
+    assert_int_equal(ended, 0);
+    backend_close(f);
+}
+
 /* A file that is replaced is read to its end as it was; one that is written to, or shortened, is stale. */
 static void test_change(void **state)
 {
@@ -408,6 +447,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_outside, setup, teardown),
         cmocka_unit_test_setup_teardown(test_keys, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reads, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_pieces, setup, teardown),
         cmocka_unit_test_setup_teardown(test_change, setup, teardown),
         cmocka_unit_test_setup_teardown(test_kill, setup, teardown),
         cmocka_unit_test_setup_teardown(test_config, setup, teardown),

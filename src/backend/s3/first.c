@@ -84,7 +84,7 @@ int s3_first(struct backend *base, const char *uri, void *dst, uint64_t room, bo
                                          .nheaders = whole ? 1 : 0},
                                  .repeatable = true,
                                  .on_head = first_head,
-                                 .dst = dst,
+                                 .dst = pieces_one(dst, room),
                                  .dst_bytes = room,
                                  .check = first_check,
                                  .finished = first_over};

@@ -63,12 +63,19 @@ static void join(struct object_sum_run *a, const struct object_sum_run *b)
     a->end = b->end;
 }
 
-void object_sum_add(struct object_sum *w, uint64_t offset, const void *data, uint64_t bytes)
+void s3_crcs_add_pieces(struct s3_crcs *crcs, enum s3_crc_kind kind, struct pieces place, uint64_t bytes)
+{
+    char *at;
+    for (uint64_t n; (n = pieces_next(&place, bytes, &at)); bytes -= n)
+        s3_crcs_add(crcs, kind, at, n);
+}
+
+void object_sum_add(struct object_sum *w, uint64_t offset, struct pieces place, uint64_t bytes)
 {
     if (w->state == WHOLE_GIVEN_UP)
         return;
     struct object_sum_run run = {.begin = offset, .end = offset + bytes};
-    s3_crcs_add(&run.crcs, w->crc.kind, data, bytes);
+    s3_crcs_add_pieces(&run.crcs, w->crc.kind, place, bytes);
     unsigned at = w->nruns;
     while (at > 0 && w->runs[at - 1].begin >= run.end)
         at--;

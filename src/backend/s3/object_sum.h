@@ -23,6 +23,9 @@ struct object_sum_run {
     struct s3_crcs crcs; /* ASKING: all kinds; TOLD: the server's */
 };
 
+/* s3_crcs_add of what lies in pieces; S3_CRC_NONE: all kinds. */
+void s3_crcs_add_pieces(struct s3_crcs *crcs, enum s3_crc_kind kind, struct pieces place, uint64_t bytes);
+
 struct object_sum {
     struct s3_exchange head;
     enum object_sum_state state;
@@ -40,7 +43,7 @@ int object_sum_new(struct s3_session *b, struct target *target, const char *etag
                    void (*settled)(void *user), void *user, struct object_sum **ret_whole);
 void object_sum_free(struct object_sum *w); /* NULL is fine */
 /* [offset, +bytes) is there. */
-void object_sum_add(struct object_sum *w, uint64_t offset, const void *data, uint64_t bytes);
+void object_sum_add(struct object_sum *w, uint64_t offset, struct pieces place, uint64_t bytes);
 /* All of it is. */
 bool object_sum_covered(const struct object_sum *w);
 /* 1: it is what was stored; 0: there is nothing to compare with; LEAT_CORRUPT. Covered, and settled. */

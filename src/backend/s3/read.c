@@ -255,7 +255,10 @@ static int block_check(struct s3_exchange *rq, struct leat_error *err)
     if (rq->call.received != k->bytes)
         return error_set(err, LEAT_CORRUPT, "%llu bytes received, where %llu were requested",
                          (unsigned long long)rq->call.received, (unsigned long long)k->bytes);
-    if (k->crc.kind != S3_CRC_NONE && s3_crc_add(k->crc.kind, 0, rq->dst, k->bytes) != k->crc.value)
+    struct s3_crcs ours = {0};
+    if (k->crc.kind != S3_CRC_NONE)
+        s3_crcs_add_pieces(&ours, k->crc.kind, rq->dst, k->bytes);
+    if (k->crc.kind != S3_CRC_NONE && ours.of[k->crc.kind] != k->crc.value)
         return error_set(err, LEAT_CORRUPT, "the received bytes do not match the server's %s",
                          s3_crc_name(k->crc.kind));
     return 0;
@@ -331,7 +334,7 @@ static void block_start(struct block *k, struct backend_read *read, uint64_t byt
         .repeatable = true,
         .on_head = block_head,
         .check = block_check,
-        .dst = (char *)read->dst + (read->next - read->offset),
+        .dst = read->rest,
         .dst_bytes = bytes,
         .finished = block_end,
         .head = k->rq.head, /* memory that is used again */
@@ -348,6 +351,7 @@ static void block_start(struct block *k, struct backend_read *read, uint64_t byt
     k->whole = whole;
     k->crc.kind = S3_CRC_NONE;
     read->next += bytes;
+    pieces_skip(&read->rest, bytes);
     read->inside++;
     b->nblocks++;
     b->nsmall += k->rq.small;
@@ -392,6 +396,7 @@ void s3_submit(struct backend *base, struct backend_read *read)
     struct s3_session *b = session_of(base);
     read->next = read->offset;
     read->left = read->bytes;
+    read->rest = backend_read_place(read);
     read->inside = 0;
     read->rc = 0;
     read->why = NULL;

@@ -331,7 +331,7 @@ static int on_head(struct http_call *call, const struct http_reader *reader, con
     if (http_date_parse(http_header(reader, buf, "date"), &date))
         rq->server_time = date;
     http_text_copy(http_header(reader, buf, "x-amz-bucket-region"), rq->region, sizeof(rq->region));
-    call->dst = NULL;
+    call->dst = (struct pieces){0};
     call->sink = NULL;
     return 0;
 }

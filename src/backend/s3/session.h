@@ -61,7 +61,7 @@ struct s3_exchange {
     /* On a good answer's head (2xx), as http_call.on_head; on others it is not asked. */
     int (*on_head)(struct s3_exchange *rq, const struct http_reader *reader, const char *buf,
                    struct leat_error *err);
-    void *dst;
+    struct pieces dst;
     uint64_t dst_bytes;
     int (*sink)(struct s3_exchange *rq, const void *data, size_t len);
     void (*restart)(struct s3_exchange *rq); /* before another try: forget what came. May be NULL */

@@ -11,6 +11,7 @@
 #include "http/client/testing.h"
 #include "base/clock.h"
 #include "base/testing.h"
+#include "base/testing_pieces.h"
 
 #define OBJECT (4 * MIB)
 
@@ -48,6 +49,29 @@ static void talk_late(struct web_peer *p)
     while (web_hear(p, path)) {
         if (atomic_load(&answers))
             say_range(p);
+    }
+}
+
+static const char *summed; /* talk_summed says this of all of the object */
+
+/* As talk_object, with a checksum of the whole: by a HEAD, and beside all of it. */
+static void talk_summed(struct web_peer *p)
+{
+    char path[256], range[80], head[300];
+    while (web_hear(p, path)) {
+        bool asks = strncmp(p->head, "HEAD", 4) == 0;
+        if (!asks && web_header(p, "range", range, sizeof(range))) {
+            say_range(p);
+            continue;
+        }
+        snprintf(head, sizeof(head),
+                 "HTTP/1.1 200 OK\r\nContent-Length: %llu\r\nETag: \"one\"\r\nx-amz-checksum-crc32c: "
+                 "%s\r\n\r\n",
+                 (unsigned long long)OBJECT, summed);
+        web_say(p, head);
+        if (!asks)
+            web_say_bytes(p, object, OBJECT);
+        served++;
     }
 }
 
@@ -115,6 +139,9 @@ static void talk_unknown(struct web_peer *p)
 
 static struct web_server server;
 
+static uint64_t block_bytes; /* of the next session */
+static unsigned tries;
+
 static struct backend *begin(void (*talk)(struct web_peer *p), bool anonymous)
 {
     static char url[64];
@@ -124,8 +151,13 @@ static struct backend *begin(void (*talk)(struct web_peer *p), bool anonymous)
     atomic_store(&answers, false);
     web_start(&server, talk, NULL);
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", server.origin.port);
-    struct backend_config config = {
-        .connections = 4, .endpoint = url, .region = "us-east-1", .anonymous = anonymous, .given = true};
+    struct backend_config config = {.connections = 4,
+                                    .block_bytes = block_bytes,
+                                    .tries = tries,
+                                    .endpoint = url,
+                                    .region = "us-east-1",
+                                    .anonymous = anonymous,
+                                    .given = true};
     setenv("AWS_ACCESS_KEY_ID", "AK", 1);
     setenv("AWS_SECRET_ACCESS_KEY", "SK", 1);
     if (backend_new(&config, &b, &err) < 0)
@@ -168,6 +200,79 @@ static void test_read(void **state)
     assert_int_equal(backend_pread(b, f, dst, 1000, OBJECT - 10, NULL), 10);
     assert_memory_equal(dst, object + OBJECT - 10, 10);
     assert_int_equal(backend_pread(b, f, dst, 1000, OBJECT, NULL), 0);
+    backend_close(f);
+    end(b);
+}
+
+/* Of all of the object or of most of it, to pieces that begin and end in the middle of blocks. */
+static void read_pieces(struct backend *b, uint64_t offset, uint64_t most, int rc)
+{
+    struct test_pieces t;
+    struct backend_file *f;
+    test_pieces_make(&t, OBJECT - offset, most, offset);
+    assert_int_equal(backend_open(b, "s3://bucket/key", NULL, OBJECT, &f, NULL), 0);
+    struct backend_read read = {
+        .file = f, .offset = offset, .bytes = OBJECT - offset, .pieces = t.iov, .npieces = t.n, .done = done};
+    ended = 0;
+    backend_submit(b, &read);
+    wait_for(b, 1);
+    assert_int_equal(last_rc, rc);
+    if (rc == 0)
+        test_pieces_check(&t, object + offset);
+    backend_close(f);
+    test_pieces_free(&t);
+}
+
+static void test_pieces(void **state)
+{
+    static const uint64_t mosts[] = {OBJECT, MIB, 70001, 3000};
+    static char right[S3_CRC_TEXT], wrong[S3_CRC_TEXT];
+    uint64_t sum = s3_crc_add(S3_CRC32C, 0, object, OBJECT);
+    s3_crc_format((struct s3_crc){S3_CRC32C, sum}, right);
+    s3_crc_format((struct s3_crc){S3_CRC32C, sum ^ 1}, wrong);
+    (void)state;
+    tries = 1;
+    for (unsigned i = 0; i < 2 * ARRAY_LEN(mosts); i++) {
+        struct backend_stats stats;
+        block_bytes = i % 2 ? OBJECT : 300001; /* compared at once, or block by block */
+        summed = right;
+        struct backend *b = begin(talk_summed, true);
+        read_pieces(b, 0, mosts[i / 2], 0);
+        backend_stats(b, &stats);
+        assert_int_equal(stats.checked, 1);
+        read_pieces(b, 4099, mosts[i / 2], 0);
+        summed = wrong;
+        read_pieces(b, 0, mosts[i / 2], LEAT_CORRUPT);
+        end(b);
+    }
+    block_bytes = tries = 0;
+}
+
+/* Half of it came: nothing is written to the pieces after it is cancelled. */
+static void test_cancel_pieces(void **state)
+{
+    (void)state;
+    struct backend *b = begin(talk_object, true);
+    struct backend_file *f;
+    assert_int_equal(backend_open(b, "s3://bucket/key", NULL, OBJECT, &f, NULL), 0);
+    for (unsigned i = 0; i < 20; i++) {
+        struct test_pieces t;
+        test_pieces_make(&t, OBJECT, 5000, i);
+        struct backend_read read = {
+            .file = f, .bytes = OBJECT, .pieces = t.iov, .npieces = t.n, .done = done};
+        ended = 0;
+        backend_submit(b, &read);
+        for (unsigned turn = 0; turn < i && !ended; turn++)
+            assert_true(backend_wait(b, 1, 0) >= 0);
+        if (!ended)
+            backend_cancel(b, &read);
+        memset(t.memory, TEST_GUARD, t.memory_bytes);
+        assert_int_equal(backend_wait(b, 1, 20), 0);
+        test_pieces_check(&t, NULL);
+        for (unsigned k = 0; k < t.memory_bytes; k++)
+            assert_int_equal(t.memory[k], TEST_GUARD);
+        test_pieces_free(&t);
+    }
     backend_close(f);
     end(b);
 }
@@ -303,7 +408,8 @@ int main(void)
         cmocka_unit_test(test_read),           cmocka_unit_test(test_cancel_makes_room),
         cmocka_unit_test(test_length_unknown), cmocka_unit_test(test_free_ends_reads),
         cmocka_unit_test(test_region),         cmocka_unit_test(test_refused_body),
-        cmocka_unit_test(test_busy_is_spread),
+        cmocka_unit_test(test_busy_is_spread), cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_cancel_pieces),
     };
     for (size_t i = 0; i < OBJECT; i++)
         object[i] = (char)(i * 2654435761u >> 13);

@@ -8,7 +8,7 @@
  *              │                              │
  *              └── to a bounce buffer; the wanted part is copied, the rest (the padding) left behind
  *
- * The unit is the store's block, since only all of one can be compared with its checksum. A block that is wanted whole goes to its place:
+ * The unit is the store's block, since only all of one can be compared with its checksum. A block that is wanted whole, in one piece, goes to its place:
  * with direct I/O, unless the page cache has it; where that cannot read to its place, by a bounce buffer. Every block is compared in the memory
  * that it came to, by whatever road: what the page cache holds may have gone bad as well.
  *
@@ -30,6 +30,7 @@ struct block {
     struct list node; /* stored.waiting */
     struct job *job;
     uint64_t number, at, bytes; /* of the object: all of the block */
+    struct pieces place;        /* of what is wanted of it */
     int bounce;                 /* -1: in place */
     bool direct;
 };
@@ -73,12 +74,6 @@ static bool is_whole(const struct block *b)
     return b->at >= read->offset && b->at + b->bytes <= read->offset + read->bytes;
 }
 
-static uint8_t *place_of(const struct block *b)
-{
-    const struct backend_read *read = b->job->read;
-    return (uint8_t *)read->dst + (b->at - read->offset);
-}
-
 /* --- its end ------------------------------------------------------------------------------------------------------------ */
 
 static void block_over(struct block *b, int rc, const struct leat_error *why)
@@ -106,7 +101,7 @@ static void copy_part(struct block *b, const uint8_t *from)
 {
     const struct backend_read *read = b->job->read;
     uint64_t begin = MAX(b->at, read->offset), end = MIN(b->at + b->bytes, read->offset + read->bytes);
-    memcpy((uint8_t *)read->dst + (begin - read->offset), from + (begin - b->at), end - begin);
+    pieces_put(&b->place, from + (begin - b->at), end - begin);
     b->job->session->stats.bytes_padding += b->bytes - (end - begin);
 }
 
@@ -179,9 +174,9 @@ static int block_submit(struct block *b)
     struct stored_file *f = stored_file_of(b->job->read->file);
     struct disk_read *request = &b->disk;
     bool cold = b->bytes >= DIRECT_LEAST && is_cold(f, b) && has_direct(f);
-    bool in_place = is_whole(b);
+    bool in_place = is_whole(b) && b->place.left >= b->bytes;
     /* In place and direct: neither begin nor end may reach over the block. */
-    bool fits = cold && in_place && (uintptr_t)place_of(b) % f->memory_align == 0 && b->bytes % f->align == 0;
+    bool fits = cold && in_place && (uintptr_t)b->place.at % f->memory_align == 0 && b->bytes % f->align == 0;
     b->bounce = -1;
     b->direct = fits;
     if (!in_place || (cold && !fits)) {
@@ -196,7 +191,7 @@ static int block_submit(struct block *b)
     }
     b->disk = (struct disk_read){.fd = b->direct ? f->fd_direct : f->obj->fd,
                                  .offset = f->obj->offset + b->at,
-                                 .dst = b->bounce >= 0 ? s->bounces[b->bounce] : place_of(b),
+                                 .dst = b->bounce >= 0 ? s->bounces[b->bounce] : (uint8_t *)b->place.at,
                                  .bytes = b->direct ? align_up(b->bytes, f->align) : b->bytes,
                                  .buffer = -1,
                                  .done = block_done};
@@ -236,6 +231,7 @@ void stored_submit(struct backend *base, struct backend_read *read)
     }
     job->session = s;
     job->read = read;
+    struct pieces place = backend_read_place(read);
     job->left = (unsigned)n + 1; /* ours: until all of them have been started */
     list_init(&read->node);
     for (uint64_t i = 0; i < n; i++) {
@@ -245,6 +241,8 @@ void stored_submit(struct backend *base, struct backend_read *read)
         b->number = first + i;
         b->at = at;
         b->bytes = MIN(STORE_BLOCK, size - at);
+        b->place = place;
+        pieces_skip(&place, at + b->bytes - MAX(at, read->offset));
         list_init(&b->node);
         block_start(b);
     }

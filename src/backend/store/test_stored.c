@@ -13,6 +13,7 @@
 
 #include "backend/backend.h"
 #include "base/testing.h"
+#include "base/testing_pieces.h"
 #include "disk/disk.h"
 #include "store/testing.h"
 
@@ -252,6 +253,38 @@ static void test_ranges(void **state)
     free(memory);
 }
 
+/* Pieces that end in the middle of blocks; some blocks lie in one of them. */
+static void test_pieces(void **state)
+{
+    static const uint64_t mosts[] = {LARGE, 4 * MIB, MIB + 1, 5000};
+    struct backend_file *file = open_key("large", NULL);
+    for (unsigned i = 0; i < 4 * ARRAY_LEN(mosts); i++) {
+        struct test_pieces t;
+        struct reading r = {0};
+        uint64_t offset = i % 3 ? i * 7 : 0, bytes = LARGE - offset - i;
+        i % 2 ? warm() : cold();
+        test_pieces_make(&t, bytes, mosts[i / 4], i);
+        r.read = (struct backend_read){.file = file,
+                                       .offset = offset,
+                                       .bytes = bytes,
+                                       .pieces = t.iov,
+                                       .npieces = t.n,
+                                       .done = read_done};
+        backend_submit(f.session, &r.read);
+        if (i % 4 == 3) {
+            backend_cancel(f.session, &r.read); /* nothing comes after that */
+            memset(t.memory, TEST_GUARD, t.memory_bytes);
+            assert_int_equal(backend_wait(f.session, 1, -1), 0);
+        } else {
+            wait_over(&r);
+            assert_int_equal(r.rc, 0);
+        }
+        test_pieces_check(&t, i % 4 == 3 ? NULL : f.large + offset);
+        test_pieces_free(&t);
+    }
+    backend_close(file);
+}
+
 /* Memory that a disk does not read to costs a copy, and leaves nothing in the page cache. */
 static void test_misplaced(void **state)
 {
@@ -435,7 +468,7 @@ int main(void)
         cmocka_unit_test(test_ranges),         cmocka_unit_test(test_many_at_once),
         cmocka_unit_test(test_misplaced),      cmocka_unit_test(test_warm_meanwhile),
         cmocka_unit_test(test_flipped_bit),    cmocka_unit_test(test_changed),
-        cmocka_unit_test(test_refuses_direct),
+        cmocka_unit_test(test_refuses_direct), cmocka_unit_test(test_pieces),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -25,6 +25,7 @@
 #define STRAIGHT                                                                                             \
     (4 * KIB) /* less than this is left of a body: it comes through the buffer, with what follows */
 #define SEND_PIECES 16
+#define RECV_PIECES 64u /* of a place, in one call */
 /* With more than this to come, the socket reports nothing before so much is there: a third less CPU at 1 MiB a request, as the thread
  * is woken less often. One that brings it too slowly is looked at by the tick (http_conn_hasten). */
 #define PATIENT (256 * KIB)
@@ -322,11 +323,11 @@ static int feed(struct http_call *call, const void *data, size_t len)
 static int chunk_sink(void *user, const void *data, size_t len)
 {
     struct http_call *call = user;
-    if (!call->dst)
+    if (!call->dst.at)
         return feed(call, data, len);
     if (len > call->dst_bytes - call->received)
         return LEAT_CORRUPT;
-    memcpy((char *)call->dst + call->received, data, len);
+    pieces_put(&call->place, data, len);
     call->received += len;
     call->conn->pool->client->stats.bytes_in += len;
     return 0;
@@ -343,7 +344,8 @@ static int take_head(struct http_conn *conn, struct leat_error *err)
     int rc = call->on_head ? call->on_head(call, r, buf, err) : 0;
     if (rc < 0)
         return rc;
-    if (!call->dst && !call->sink)
+    call->place = call->dst;
+    if (!call->dst.at && !call->sink)
         call->sink_text = true;
     conn->at += r->head_bytes;
     switch (r->body) {
@@ -362,8 +364,8 @@ static int take_head(struct http_conn *conn, struct leat_error *err)
         conn->body_left = UINT64_MAX;
         break;
     }
-    conn->part = call->dst ? PART_DST : PART_SINK;
-    if (call->dst && r->body == HTTP_BODY_LENGTH && conn->body_left > call->dst_bytes)
+    conn->part = call->dst.at ? PART_DST : PART_SINK;
+    if (call->dst.at && r->body == HTTP_BODY_LENGTH && conn->body_left > call->dst_bytes)
         return error_set(err, LEAT_CORRUPT, "the response has %llu bytes, requested were %llu",
                          (unsigned long long)conn->body_left, (unsigned long long)call->dst_bytes);
     return 0;
@@ -411,7 +413,7 @@ static int digest(struct http_conn *conn)
             if (used > call->dst_bytes - call->received) {
                 rc = error_set(&err, LEAT_CORRUPT, "more bytes than were requested");
             } else {
-                memcpy((char *)call->dst + call->received, conn->buf + conn->at, used);
+                pieces_put(&call->place, conn->buf + conn->at, used);
                 call->received += used;
                 conn->pool->client->stats.bytes_in += used;
             }
@@ -475,17 +477,36 @@ static void buffer_put(struct http_conn *conn)
     conn->at = conn->have = 0;
 }
 
+/* To where the body is to be, several pieces of it in one call. Answers what conn_read does. */
+static ssize_t read_straight(struct http_conn *conn, struct pieces *place, uint64_t room, size_t *ret_asked,
+                             struct leat_error *err)
+{
+    ssize_t n;
+    pieces_skip(place, 0);
+    if (conn->ssl || place->left >= room) {
+        *ret_asked = (size_t)MIN(place->left, room);
+        n = conn_read(conn, place->at, *ret_asked, err);
+    } else {
+        struct iovec iov[RECV_PIECES];
+        struct msghdr msg = {.msg_iov = iov};
+        msg.msg_iovlen = pieces_iov(*place, room, iov, RECV_PIECES, ret_asked);
+        n = recvmsg(conn->source.fd, &msg, 0);
+        n = n < 0 ? -errno : n;
+    }
+    if (n > 0)
+        pieces_skip(place, (uint64_t)n);
+    return n;
+}
+
 /* Straight to where the body is to be where much of it is missing, else into the buffer. Answers what conn_read does. */
-static ssize_t read_next(struct http_conn *conn, const struct http_call *call, bool *ret_straight,
+static ssize_t read_next(struct http_conn *conn, struct http_call *call, bool *ret_straight,
                          size_t *ret_asked, struct leat_error *err)
 {
     uint64_t room =
         call && conn->part == PART_DST ? MIN(conn->body_left, call->dst_bytes - call->received) : 0;
     *ret_straight = conn->at == conn->have && room >= STRAIGHT;
-    if (*ret_straight) {
-        *ret_asked = (size_t)room;
-        return conn_read(conn, (char *)call->dst + call->received, (size_t)room, err);
-    }
+    if (*ret_straight)
+        return read_straight(conn, &call->place, room, ret_asked, err);
     if (conn->at == conn->have)
         conn->at = conn->have = 0;
     if (conn->have == CONN_BUFFER) {

@@ -18,6 +18,7 @@
 #include "base/base.h"
 #include "base/bytes.h"
 #include "base/list.h"
+#include "base/pieces.h"
 #include "wire/http/http.h"
 
 struct loop;
@@ -64,7 +65,7 @@ struct http_call {
      */
     int (*on_head)(struct http_call *call, const struct http_reader *reader, const char *buf,
                    struct leat_error *err);
-    void *dst;
+    struct pieces dst; /* of dst_bytes */
     uint64_t dst_bytes;
     int (*sink)(struct http_call *call, const void *data,
                 size_t len); /* a negative answer ends the call with it */
@@ -81,6 +82,7 @@ struct http_call {
     struct list node;
     struct http_pool *pool;
     struct http_conn *conn;
+    struct pieces place; /* what is left of dst */
     bool queued, sink_text;
     unsigned tries;
 };

@@ -18,6 +18,7 @@
 #include "http/client/testing.h"
 #include "base/clock.h"
 #include "base/testing.h"
+#include "base/testing_pieces.h"
 #include "loop/loop.h"
 
 /* --- the client's side ------------------------------------------------------------------------------------------------- */
@@ -61,7 +62,7 @@ static void get_init(struct get *g, const struct http_origin *origin, const char
                                  .head = g->head,
                                  .head_len = strlen(g->head),
                                  .repeatable = true,
-                                 .dst = dst,
+                                 .dst = pieces_one(dst, bytes),
                                  .dst_bytes = bytes,
                                  .on_head = on_head,
                                  .done = on_done};
@@ -174,7 +175,7 @@ static void test_straight(void **state)
         assert_int_equal(g[i].call.received, BIG);
         assert_string_equal(g[i].etag, "\"e\"");
         for (int k = 0; k < BIG; k++)
-            assert_int_equal(dst[i * (BIG + 64) + k], 'b');
+            assert_int_equal(dst[i * (BIG + 64) + k], big[k]);
         for (int k = BIG; k < BIG + 64; k++)
             assert_int_equal(dst[i * (BIG + 64) + k], 0);
     }
@@ -188,6 +189,45 @@ static void test_straight(void **state)
     run(1, g);
     assert_int_equal(g[0].rc, LEAT_CORRUPT);
     assert_int_equal(dst[BIG - 1], 0);
+    end(&s);
+}
+
+/* Many pieces to a call, and several calls to a piece. */
+static void get_pieces(const struct http_origin *origin)
+{
+    static const uint64_t mosts[] = {BIG, 100000, 3000, 200};
+    struct http_client_stats before, after;
+    for (unsigned i = 0; i < ARRAY_LEN(mosts); i++) {
+        struct test_pieces t;
+        struct get g;
+        test_pieces_make(&t, BIG, mosts[i], i);
+        get_init(&g, origin, "/big", NULL, BIG);
+        g.call.dst = pieces_of(t.iov, t.n);
+        http_client_stats(client, &before);
+        run(1, &g);
+        http_client_stats(client, &after);
+        assert_int_equal(g.rc, 0);
+        assert_true(after.bytes_straight - before.bytes_straight > BIG / 2);
+        test_pieces_check(&t, big);
+        test_pieces_free(&t);
+    }
+}
+
+static void test_pieces(void **state)
+{
+    struct web_server s;
+    web_start(&s, talk_plain, NULL);
+    begin(1, 1);
+    get_pieces(&s.origin);
+    struct test_pieces t; /* chunked: by way of the buffer */
+    struct get g;
+    test_pieces_make(&t, 6, 2, 5);
+    get_init(&g, &s.origin, "/chunked", NULL, 6);
+    g.call.dst = pieces_of(t.iov, t.n);
+    run(1, &g);
+    assert_int_equal(g.rc, 0);
+    test_pieces_check(&t, "hello!");
+    test_pieces_free(&t);
     end(&s);
 }
 
@@ -580,9 +620,10 @@ static void test_tls(void **state)
         }
         http_client_stats(client, &stats);
         if (cases[i].rc == 0) {
-            assert_int_equal(dst[BIG - 1], 'b');
+            assert_memory_equal(dst, big, BIG);
             assert_int_equal(stats.handshakes, 2);
             assert_int_equal(stats.resumed, 1);
+            get_pieces(&s.origin);
         }
         end(&s);
         SSL_CTX_free(ctx);
@@ -622,15 +663,24 @@ static void test_authorities_where_they_are_wanted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_straight),     cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_pipelined),    cmocka_unit_test(test_first_byte),
-        cmocka_unit_test(test_hangs_up),     cmocka_unit_test(test_time),
-        cmocka_unit_test(test_trickle),      cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_body),         cmocka_unit_test(test_names),
-        cmocka_unit_test(test_nobody_there), cmocka_unit_test(test_ephemeral_keys),
-        cmocka_unit_test(test_tls),          cmocka_unit_test(test_authorities_where_they_are_wanted),
+        cmocka_unit_test(test_straight),
+        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_pipelined),
+        cmocka_unit_test(test_first_byte),
+        cmocka_unit_test(test_hangs_up),
+        cmocka_unit_test(test_time),
+        cmocka_unit_test(test_trickle),
+        cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_body),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_nobody_there),
+        cmocka_unit_test(test_ephemeral_keys),
+        cmocka_unit_test(test_tls),
+        cmocka_unit_test(test_authorities_where_they_are_wanted),
     };
     signal(SIGPIPE, SIG_IGN);
-    memset(big, 'b', sizeof(big));
+    for (size_t k = 0; k < sizeof(big); k++)
+        big[k] = (char)(k * 2654435761u >> 13);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
