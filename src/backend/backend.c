@@ -68,7 +68,8 @@ int backend_list(struct backend *b, const char *uri, bool recursive, const char 
 int backend_stat_object(struct backend *b, const char *uri, struct backend_stat *ret_stat,
                         struct leat_error *err)
 {
-    return b->ops->stat_object(b, uri, ret_stat, err);
+    struct backend_op op = {.kind = BACKEND_STAT, .uri = uri, .stat = ret_stat};
+    return b->ops->op_run(b, &op, err);
 }
 
 int backend_first(struct backend *b, const char *uri, void *dst, uint64_t room, bool whole,
@@ -112,6 +113,50 @@ void backend_cancel(struct backend *b, struct backend_read *read)
     b->ops->cancel(b, read);
 }
 
+void backend_op_submit(struct backend *b, struct backend_op *op)
+{
+    op->work = NULL;
+    op->why = NULL;
+    list_init(&op->node);
+    b->ops->op_submit(b, op);
+}
+
+void backend_op_cancel(struct backend *b, struct backend_op *op)
+{
+    b->ops->op_cancel(b, op);
+    list_remove(&op->node);
+    free(TAKE_PTR(op->why));
+}
+
+void backend_op_ended(struct backend_op *op, int rc, const struct leat_error *err, struct list *ended)
+{
+    op->work = NULL;
+    op->rc = rc;
+    op->why = rc < 0 && err->message[0] ? malloc(sizeof(*err)) : NULL;
+    if (op->why)
+        *op->why = *err;
+    list_remove(&op->node);
+    list_push_back(ended, &op->node);
+}
+
+unsigned backend_ops_deliver(struct list *ended, unsigned *pending)
+{
+    unsigned n = 0;
+    struct list *last = ended->prev;
+    for (bool more = !list_empty(ended); more; n++) {
+        struct backend_op *op = list_first(ended, struct backend_op, node);
+        more = &op->node != last;
+        list_remove(&op->node);
+        --*pending;
+        struct leat_error *why = TAKE_PTR(op->why), bare = {0};
+        if (op->rc < 0 && !why)
+            error_sys(&bare, op->rc, "%.300s", op->uri);
+        op->done(op, op->rc, op->rc == 0 ? NULL : why ? why : &bare);
+        free(why);
+    }
+    return n;
+}
+
 int backend_wait(struct backend *b, unsigned min_done, int timeout_ms)
 {
     return b->ops->wait(b, min_done, timeout_ms);
@@ -137,13 +182,14 @@ int backend_put(struct backend *b, const char *uri, int fd, uint64_t offset, uin
 int backend_copy(struct backend *b, const char *from, const char *etag, uint64_t bytes, const char *to,
                  struct leat_error *err)
 {
-    return b->ops->copy ? b->ops->copy(b, from, etag, bytes, to, err)
-                        : error_set(err, LEAT_UNSUPPORTED, "%.300s: nothing is copied there", from);
+    struct backend_op op = {.kind = BACKEND_COPY, .uri = to, .from = from, .from_etag = etag, .bytes = bytes};
+    return b->ops->op_run(b, &op, err);
 }
 
 int backend_delete(struct backend *b, const char *uri, struct leat_error *err)
 {
-    return b->ops->delete (b, uri, err);
+    struct backend_op op = {.kind = BACKEND_DELETE, .uri = uri};
+    return b->ops->op_run(b, &op, err);
 }
 
 int backend_bucket_create(struct backend *b, const char *uri, const char *remote, struct leat_error *err)

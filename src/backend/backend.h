@@ -105,6 +105,26 @@ struct backend_read {
     struct leat_error *why;
 };
 
+enum backend_op_kind { BACKEND_STAT, BACKEND_DELETE, BACKEND_COPY };
+
+/* What is asked of one object beside its bytes: as backend_stat_object, backend_delete and backend_copy, which are these, waited for. */
+struct backend_op {
+    /* in; the caller's, unchanged until done() */
+    enum backend_op_kind kind;
+    const char *uri;              /* of the object; of what a copy becomes */
+    const char *from, *from_etag; /* COPY */
+    uint64_t bytes;               /* COPY: of `from` */
+    struct backend_stat *stat;    /* STAT: filled where rc is 0 */
+    uint64_t deadline_ns;         /* clock_now_ns() at which it fails; 0: timeout_ns alone is its limit */
+    void (*done)(struct backend_op *op, int rc, const struct leat_error *err);
+    void *user; /* the caller's */
+    /* the session's */
+    struct list node;
+    void *work;
+    int rc;
+    struct leat_error *why;
+};
+
 struct backend_stats {
     uint64_t requests, retries, throttled, bytes_in, bytes_straight, bytes_out, connections, handshakes,
         resumed;
@@ -165,6 +185,12 @@ void backend_close(struct backend_file *file); /* no read of it is under way */
 void backend_submit(struct backend *b, struct backend_read *read);
 /* Gives it up: returns when nothing touches its destination any more; done() is not called. */
 void backend_cancel(struct backend *b, struct backend_read *read);
+/*
+ * The same for operations, which backend_wait counts as reads. Many are under way at a time, in no order. A deadline of a folder's is looked at
+ * when a thread begins with it, no more. The cancelling of a copy in parts waits until they are taken away; not in a callback of the session.
+ */
+void backend_op_submit(struct backend *b, struct backend_op *op);
+void backend_op_cancel(struct backend *b, struct backend_op *op);
 /* Works until at least `min_done` reads have ended, or none is left, or timeout_ms (-1: none) has passed. Number that ended, or -errno.
  * Also from inside a list's callback: pages that were asked for ahead come meanwhile. A callback that waits for something else calls it every so
  * often, also without reads, or their time runs out. */

@@ -10,8 +10,10 @@ struct backend_ops {
     int (*list)(struct backend *b, const char *uri, bool recursive, const char *after,
                 int (*object)(void *user, const struct backend_object *object), void *user,
                 struct leat_error *err);
-    int (*stat_object)(struct backend *b, const char *uri, struct backend_stat *ret_stat,
-                       struct leat_error *err);
+    void (*op_submit)(struct backend *b, struct backend_op *op);
+    void (*op_cancel)(struct backend *b, struct backend_op *op);
+    /* Submitted and waited for; where it needs no thread of the session's, done at once. */
+    int (*op_run)(struct backend *b, struct backend_op *op, struct leat_error *err);
     int (*first)(struct backend *b, const char *uri, void *dst, uint64_t room, bool whole,
                  struct backend_stat *ret_stat, uint64_t *ret_bytes,
                  struct leat_error *err); /* NULL: stat costs nothing */
@@ -28,9 +30,6 @@ struct backend_ops {
                      struct leat_error *err);
     int (*put)(struct backend *b, const char *uri, int fd, uint64_t offset, uint64_t bytes,
                const char *headers, char *ret_etag, struct leat_error *err);
-    int (*copy)(struct backend *b, const char *from, const char *etag, uint64_t bytes, const char *to,
-                struct leat_error *err); /* NULL: it cannot */
-    int (*delete)(struct backend *b, const char *uri, struct leat_error *err);
     int (*bucket_create)(struct backend *b, const char *uri, const char *remote,
                          struct leat_error *err); /* NULL: it cannot */
     void (*stats)(const struct backend *b, struct backend_stats *ret_stats);
@@ -49,6 +48,11 @@ static inline struct pieces backend_read_place(const struct backend_read *read)
 {
     return read->dst ? pieces_one(read->dst, read->bytes) : pieces_of(read->pieces, read->npieces);
 }
+
+/* For implementations: it ended with this, and done() is due. */
+void backend_op_ended(struct backend_op *op, int rc, const struct leat_error *err, struct list *ended);
+/* done() of those that are in the list now; how many. *pending is one less for each, before its done(). */
+unsigned backend_ops_deliver(struct list *ended, unsigned *pending);
 
 int backend_s3_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err);
 int backend_dir_new(const struct backend_config *config, struct backend **ret_backend,

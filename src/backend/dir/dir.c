@@ -180,13 +180,11 @@ static int open_object(const struct dir *d, const char *uri, int *ret_fd, struct
     return 0;
 }
 
-static int dir_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat,
-                    struct leat_error *err)
+/* Any thread. */
+static int dir_stat(struct dir *d, const char *uri, struct backend_stat *ret_stat, struct leat_error *err)
 {
-    struct dir *d = dir_of(base);
     AUTO_CLOSE int fd = -1;
     struct stat st;
-    d->stats.requests++;
     int rc = open_object(d, uri, &fd, &st, err);
     if (rc < 0)
         return rc;
@@ -355,10 +353,81 @@ static void dir_submit(struct backend *base, struct backend_read *read)
     }
 }
 
-/* done() of what has ended. How many. */
+/* --- operations -------------------------------------------------------------------------------------------------------- */
+
+struct op {
+    struct dir_work work;
+    struct backend_op *op;
+    struct leat_error err;
+};
+
+static int op_do(struct dir *d, const struct backend_op *op, struct leat_error *err)
+{
+    switch (op->kind) {
+    case BACKEND_STAT:
+        return dir_stat(d, op->uri, op->stat, err);
+    case BACKEND_DELETE:
+        return dir_delete(d, op->uri, err);
+    case BACKEND_COPY:
+        break;
+    }
+    return error_set(err, LEAT_UNSUPPORTED, "%.300s: nothing is copied there", op->from);
+}
+
+static int dir_op_run(struct backend *base, struct backend_op *op, struct leat_error *err)
+{
+    struct dir *d = dir_of(base);
+    d->stats.requests++;
+    return op_do(d, op, err);
+}
+
+static int op_work(struct dir *d, struct dir_work *work)
+{
+    struct op *o = container_of(work, struct op, work);
+    if (o->op->deadline_ns && clock_now_ns() >= o->op->deadline_ns)
+        return error_set(&o->err, LEAT_TIMED_OUT, "%.300s: its deadline passed before it was begun",
+                         o->op->uri);
+    return op_do(d, o->op, &o->err);
+}
+
+static void op_over(struct dir *d, struct dir_work *work)
+{
+    struct op *o = container_of(work, struct op, work);
+    backend_op_ended(o->op, work->rc, &o->err, &d->ended_ops);
+    free(o);
+}
+
+static void dir_op_submit(struct backend *base, struct backend_op *op)
+{
+    struct dir *d = dir_of(base);
+    struct op *o = calloc(1, sizeof(*o));
+    int rc = o ? dir_threads(d) : -ENOMEM;
+    d->npending++;
+    d->stats.requests++;
+    if (rc < 0) {
+        free(o);
+        backend_op_ended(op, rc, &(struct leat_error){0}, &d->ended_ops);
+        return;
+    }
+    *o = (struct op){.work = {.run = op_work, .over = op_over}, .op = op};
+    op->work = o;
+    dir_work_add(d, &o->work);
+}
+
+static void dir_op_cancel(struct backend *base, struct backend_op *op)
+{
+    struct dir *d = dir_of(base);
+    while (op->work) /* what a thread is at cannot be taken back */
+        dir_work_reap(d, -1);
+    d->npending--;
+}
+
+/* --- what has ended ---------------------------------------------------------------------------------------------------- */
+
+/* done() of it. How many. */
 static unsigned deliver(struct dir *d)
 {
-    unsigned n = 0;
+    unsigned n = backend_ops_deliver(&d->ended_ops, &d->npending);
     struct backend_read *read;
     while ((read = list_first(&d->ended, struct backend_read, node))) {
         const struct file *f = file_of(read->file);
@@ -446,7 +515,9 @@ static void dir_free(struct backend *base)
 static const struct backend_ops dir_ops = {
     .name = "dir",
     .list = dir_list,
-    .stat_object = dir_stat,
+    .op_submit = dir_op_submit,
+    .op_cancel = dir_op_cancel,
+    .op_run = dir_op_run,
     .open = dir_open,
     .close = dir_close,
     .submit = dir_submit,
@@ -455,7 +526,6 @@ static const struct backend_ops dir_ops = {
     .wake = dir_wake,
     .pread = dir_pread,
     .put = dir_put,
-    .delete = dir_delete,
     .stats = dir_stats,
     .free = dir_free,
 };
@@ -492,6 +562,7 @@ int backend_dir_new(const struct backend_config *config, struct backend **ret_ba
     *d = (struct dir){.base = {&dir_ops}, .cancelled = config->cancelled};
     list_init(&d->jobs);
     list_init(&d->ended);
+    list_init(&d->ended_ops);
     dir_threads_init(d);
     d->root = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     rc = d->root < 0 ? error_sys(err, -errno, "the folder %.300s", path) : 0;

@@ -30,9 +30,9 @@ struct dir {
     char *folder; /* as given, without a "/" at its end: what addresses begin with */
     int root;
     const atomic_bool *cancelled;
-    struct list jobs;  /* reads under way */
-    struct list ended; /* done() is due */
-    unsigned npending; /* both */
+    struct list jobs;             /* reads under way */
+    struct list ended, ended_ops; /* done() is due */
+    unsigned npending;            /* of all these, and operations under way */
     struct backend_stats stats;
     atomic_bool woken;
     /* threads.c */
@@ -84,6 +84,7 @@ int dir_list(struct backend *base, const char *uri, bool recursive, const char *
              struct leat_error *err);
 int dir_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint64_t bytes,
             const char *headers, char *ret_etag, struct leat_error *err);
-int dir_delete(struct backend *base, const char *uri, struct leat_error *err);
+/* Any thread. */
+int dir_delete(struct dir *d, const char *uri, struct leat_error *err);
 
 #endif

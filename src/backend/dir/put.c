@@ -189,16 +189,14 @@ static void tidy(struct dir *d, const char *key)
     }
 }
 
-int dir_delete(struct backend *base, const char *uri, struct leat_error *err)
+int dir_delete(struct dir *d, const char *uri, struct leat_error *err)
 {
-    struct dir *d = dir_of(base);
     const char *key, *last;
     struct stat st;
     AUTO_CLOSE int folder = -1;
     int rc = dir_key(d, uri, &key, err);
     if (rc < 0)
         return rc;
-    d->stats.requests++;
     if (!*key)
         return error_set(err, LEAT_INVALID, "%.300s: a folder, where an object is wanted", uri);
     if (dir_key_wrong(key))

@@ -335,6 +335,68 @@ static void test_pieces(void **state)
     backend_close(f);
 }
 
+#define OPS 64u
+
+static int op_rc[OPS];
+static unsigned op_ends[OPS];
+
+static void op_done(struct backend_op *op, int rc, const struct leat_error *err)
+{
+    unsigned k = (unsigned)(uintptr_t)op->user;
+    assert_true(rc == 0 || strstr(err->message, op->uri) || rc == LEAT_UNSUPPORTED);
+    op_rc[k] = rc;
+    op_ends[k]++;
+    ended++;
+}
+
+/* Side by side: every second key is missing; some are cancelled, late, or not to be had here. */
+static void test_ops(void **state)
+{
+    struct backend *b = *state;
+    struct backend_op ops[OPS];
+    struct backend_stat stats[OPS];
+    char uris[OPS][400];
+    for (unsigned round = 0; round < 3; round++) {
+        ended = 0;
+        memset(op_ends, 0, sizeof(op_ends));
+        for (unsigned k = 0; k < OPS; k++) {
+            snprintf(uris[k], sizeof(uris[k]), "%s/f/%u", folder, k);
+            if (k % 2 == 0)
+                put_ok(b, uris[k] + strlen(folder) + 1, uris[k]);
+            ops[k] = (struct backend_op){.kind = round == 1 ? BACKEND_DELETE : BACKEND_STAT,
+                                         .uri = uris[k],
+                                         .stat = &stats[k],
+                                         .deadline_ns = k == 8 ? 1 : 0,
+                                         .done = op_done,
+                                         .user = (void *)(uintptr_t)k};
+            if (k == 10)
+                ops[k].kind = BACKEND_COPY, ops[k].from = uris[k];
+            backend_op_submit(b, &ops[k]);
+        }
+        for (unsigned k = 3; k < OPS; k += 30)
+            backend_op_cancel(b, &ops[k]);
+        if (round == 2) { /* the session ends first */
+            backend_free(b);
+            assert_int_equal(backend_new(&(struct backend_config){.folder = folder}, &b, NULL), 0);
+            *state = b;
+        }
+        test_run_until(ended == OPS - 3, assert_true(backend_wait(b, 1, 1000) >= 0));
+        for (unsigned k = 0; k < OPS && round < 2; k++) {
+            bool cancelled = k % 30 == 3, none = k % 2 && round == 0;
+            assert_int_equal(op_ends[k], !cancelled);
+            if (!cancelled)
+                assert_int_equal(op_rc[k], k == 8    ? LEAT_TIMED_OUT
+                                           : k == 10 ? LEAT_UNSUPPORTED
+                                           : none    ? LEAT_NOT_FOUND
+                                                     : 0);
+            if (!cancelled && op_rc[k] == 0 && round == 0)
+                assert_int_equal(stats[k].bytes, strlen(uris[k]));
+        }
+        if (round == 1) /* what was deleted is gone */
+            assert_string_equal(list(b, "", true), "f/10 f/8");
+    }
+}
+
 /* A file that is replaced is read to its end as it was; one that is written to, or shortened, is stale. */
 static void test_change(void **state)
 {
@@ -448,6 +510,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_keys, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reads, setup, teardown),
         cmocka_unit_test_setup_teardown(test_pieces, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_ops, setup, teardown),
         cmocka_unit_test_setup_teardown(test_change, setup, teardown),
         cmocka_unit_test_setup_teardown(test_kill, setup, teardown),
         cmocka_unit_test_setup_teardown(test_config, setup, teardown),

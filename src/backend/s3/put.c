@@ -21,35 +21,43 @@
 struct part {
     struct s3_exchange rq;
     struct upload *upload;
-    unsigned number; /* from 1; 0: idle */
+    unsigned number; /* from 1; 0: idle, or another request */
     char *buf;
     uint64_t bytes;
     char query[S3_KEY_MAX + 64], crc[S3_CRC_TEXT], sha[SIGV4_SIGNATURE];
     struct s3_header headers[3 + BACKEND_HEADERS];
     char range[64]; /* of a copy */
     char *etag;
-    int rc;
-    struct leat_error err;
-    bool over;
 };
+
+/* All in one request; or: an upload is begun, its parts are sent, it is put together; or, after a failure, aborted. */
+enum upload_step { UPLOAD_ONE, UPLOAD_BEGIN, UPLOAD_PARTS, UPLOAD_COMPLETE, UPLOAD_ABORT };
 
 struct upload {
     struct s3_session *b;
+    struct backend_op *op; /* a copy that is submitted; NULL: it is waited for here */
+    enum upload_step step;
     struct target target;
     int fd;
     uint64_t offset, bytes, part_bytes; /* of the file: where the object begins */
-    unsigned nparts;
-    char *from;            /* a copy: "/bucket/key", escaped; NULL: bytes are sent */
-    const char *from_etag; /* it is this version, or fails; "": any */
-    char *lines;           /* the object's headers, taken apart */
+    unsigned nparts, next, ndone;       /* next: the number of the part that is begun next */
+    char *from;                         /* a copy: "/bucket/key", escaped; NULL: bytes are sent */
+    const char *from_etag;              /* it is this version, or fails; "": any */
+    char *lines;                        /* the object's headers, taken apart */
     struct s3_header headers[BACKEND_HEADERS];
     unsigned nheaders;
     char etag[BACKEND_ETAG_MAX];
-    char id[1024];
+    char id[1024]; /* "": none is begun */
     char **etags;
-    bool turn; /* a request has ended */
+    struct bytes_out body; /* what puts it together */
+    char query[2 * 1024 + 64], sha[SIGV4_SIGNATURE];
+    bool over;
+    int rc; /* the first that went wrong, and why */
+    struct leat_error err;
     struct part parts[PARTS_AT_A_TIME];
 };
+
+static void part_over(struct s3_exchange *rq, int rc, const struct leat_error *err);
 
 static int part_head(struct s3_exchange *rq, const struct http_reader *reader, const char *buf,
                      struct leat_error *err)
@@ -59,16 +67,6 @@ static int part_head(struct s3_exchange *rq, const struct http_reader *reader, c
     free(p->etag);
     p->etag = etag.len ? strndup(etag.data, etag.len) : strdup("");
     return p->etag ? 0 : -ENOMEM;
-}
-
-static void part_over(struct s3_exchange *rq, int rc, const struct leat_error *err)
-{
-    struct part *p = container_of(rq, struct part, rq);
-    p->rc = rc;
-    if (err)
-        p->err = *err;
-    p->over = true;
-    p->upload->turn = true;
 }
 
 /* 200 may be said before a copy is made: what became of it stands in the body. */
@@ -99,7 +97,6 @@ static void part_ask(struct part *p, struct s3_exchange rq, unsigned nheaders, u
 {
     struct upload *u = p->upload;
     p->bytes = bytes;
-    p->over = false;
     rq.b = u->b;
     rq.target = &u->target;
     rq.say.method = "PUT";
@@ -108,6 +105,7 @@ static void part_ask(struct part *p, struct s3_exchange rq, unsigned nheaders, u
     rq.say.headers = p->headers;
     rq.say.nheaders = nheaders;
     rq.repeatable = true;
+    rq.until_ns = u->op ? u->op->deadline_ns : 0;
     rq.finished = part_over;
     request_fini(&p->rq);
     p->rq = rq;
@@ -166,24 +164,21 @@ static int part_start(struct upload *u, struct part *p, uint64_t at, uint64_t by
     return 0;
 }
 
-/* A request without payload of its own, or with some XML; waits for it. */
-static int say(struct upload *u, const char *method, const char *query, const struct bytes_out *body,
-               struct bytes_out *ret_text, struct leat_error *err)
+/* A request without payload of its own, or with some XML; part_over comes. */
+static int say(struct upload *u, const char *method, const char *query, const struct bytes_out *body)
 {
     struct part *p = &u->parts[0];
-    char sha[SIGV4_SIGNATURE];
-    bool begins = query && strcmp(query, "uploads=") == 0;
-    int rc = body ? sigv4_sha256(body->data, body->len, sha) : 0;
+    bool begins = u->step == UPLOAD_BEGIN;
+    int rc = body ? sigv4_sha256(body->data, body->len, u->sha) : 0;
     if (rc < 0)
         return rc;
-    p->over = false;
     request_fini(&p->rq);
     p->rq = (struct s3_exchange){
         .b = u->b,
         .target = &u->target,
         .say = {.method = method,
                 .query = query,
-                .payload = body ? sha : NULL,
+                .payload = body ? u->sha : NULL,
                 .has_body = strcmp(method, "DELETE") != 0,
                 .content_length = body ? body->len : 0,
                 .headers = begins ? u->headers : NULL,
@@ -191,21 +186,11 @@ static int say(struct upload *u, const char *method, const char *query, const st
         .body = body ? body->data : NULL,
         .body_len = body ? body->len : 0,
         .repeatable = true,
+        .until_ns = u->op && u->step != UPLOAD_ABORT ? u->op->deadline_ns : 0,
         .finished = part_over,
     };
     request_start(&p->rq);
-    rc = session_run(u->b, &p->over, err);
-    if (rc < 0) {
-        request_cancel(&p->rq);
-        return rc;
-    }
-    if (p->rc < 0 && err)
-        *err = p->err;
-    if (p->rc == 0 && ret_text) {
-        *ret_text = p->rq.text;
-        p->rq.text = (struct bytes_out){0};
-    }
-    return p->rc;
+    return 0;
 }
 
 static void part_query(struct upload *u, unsigned number, char *out, size_t cap)
@@ -221,91 +206,190 @@ static void part_query(struct upload *u, unsigned number, char *out, size_t cap)
     bytes_out_fini(&q);
 }
 
-static int upload_parts(struct upload *u, struct leat_error *err)
+/* --- step by step ------------------------------------------------------------------------------------------------------ */
+
+static void upload_end(struct upload *u);
+
+static void upload_spoil(struct upload *u, int rc, const struct leat_error *err)
 {
-    unsigned next = 1, done = 0;
-    int rc = 0;
-    while (rc == 0 && done < u->nparts) {
-        for (unsigned i = 0; i < PARTS_AT_A_TIME && rc == 0; i++) {
-            struct part *p = &u->parts[i];
-            if (p->number && p->over) {
-                rc = p->rc;
-                if (rc < 0 && err)
-                    *err = p->err;
-                u->etags[p->number - 1] = TAKE_PTR(p->etag);
-                p->number = 0;
-                done++;
-            }
-            if (rc == 0 && !p->number && next <= u->nparts) {
-                uint64_t at = (next - 1) * u->part_bytes;
-                p->number = next++;
-                part_query(u, p->number, p->query, sizeof(p->query));
-                rc = part_start(u, p, at, MIN(u->part_bytes, u->bytes - at), err);
-            }
-        }
-        bool moved = false;
-        for (unsigned i = 0; i < PARTS_AT_A_TIME; i++)
-            moved |= u->parts[i].number && u->parts[i].over;
-        if (rc == 0 && done < u->nparts && !moved) {
-            u->turn = false; /* one of them is over: any */
-            rc = session_run(u->b, &u->turn, err);
-        }
-    }
-    for (unsigned i = 0; i < PARTS_AT_A_TIME; i++) {
+    if (rc == 0 || u->rc < 0)
+        return;
+    u->rc = rc;
+    if (err)
+        u->err = *err;
+}
+
+/* Its end; who waits for it frees it. */
+static void upload_over(struct upload *u)
+{
+    struct backend_op *op = u->op;
+    u->over = true;
+    if (!op)
+        return;
+    struct s3_session *b = u->b;
+    struct leat_error err = u->err;
+    int rc = u->rc;
+    upload_end(u);
+    s3_op_over(b, op, rc, &err);
+}
+
+/* It failed, or is cancelled: nothing is sent any more, and no part stays there. */
+static void upload_abort(struct upload *u)
+{
+    for (unsigned i = 0; i < PARTS_AT_A_TIME && u->step != UPLOAD_ABORT; i++) {
         request_cancel(&u->parts[i].rq);
         u->parts[i].number = 0;
     }
-    return rc;
+    if (u->step == UPLOAD_ABORT)
+        return;
+    u->step = UPLOAD_ABORT;
+    part_query(u, 0, u->query, sizeof(u->query));
+    if (!u->id[0] || u->b->ending || say(u, "DELETE", u->query, NULL) < 0)
+        upload_over(u);
 }
 
-static int upload(struct upload *u, struct leat_error *err)
+static void upload_complete(struct upload *u)
 {
-    struct bytes_out text = {0}, body = {0};
-    char query[2 * sizeof(u->id) + 64];
-    u->part_bytes = MAX(u->from ? ONE_COPY : PART_BYTES, align_up(div_up(u->bytes, S3_PARTS_MAX), MIB));
-    u->nparts = (unsigned)div_up(u->bytes, u->part_bytes);
-    u->etags = calloc(u->nparts, sizeof(*u->etags));
-    int rc = u->etags ? say(u, "POST", "uploads=", NULL, &text, err) : -ENOMEM;
+    u->step = UPLOAD_COMPLETE;
+    part_query(u, 0, u->query, sizeof(u->query));
+    s3_complete_put(&u->body, u->etags, u->nparts);
+    int rc = u->body.failed ? -ENOMEM : say(u, "POST", u->query, &u->body);
+    if (rc < 0) {
+        upload_spoil(u, rc, NULL);
+        upload_abort(u);
+    }
+}
+
+/* The next parts, as many as there is room for. */
+static void upload_parts(struct upload *u)
+{
+    for (unsigned i = 0; i < PARTS_AT_A_TIME && u->rc == 0 && u->next <= u->nparts; i++) {
+        struct part *p = &u->parts[i];
+        struct leat_error err = {0};
+        if (p->number)
+            continue;
+        uint64_t at = (u->next - 1) * u->part_bytes;
+        p->number = u->next++;
+        part_query(u, p->number, p->query, sizeof(p->query));
+        upload_spoil(u, part_start(u, p, at, MIN(u->part_bytes, u->bytes - at), &err), &err);
+    }
+    if (u->rc < 0)
+        upload_abort(u);
+    else if (u->ndone == u->nparts)
+        upload_complete(u);
+}
+
+/* The id is here. */
+static void upload_begun(struct upload *u, const struct bytes_out *text)
+{
+    struct leat_error err = {0};
+    int rc = u->rc;
     if (rc == 0)
-        rc = s3_upload_id_parse(text.data ? text.data : (uint8_t *)"", text.len, u->id, sizeof(u->id), err);
-    bytes_out_fini(&text);
+        rc = s3_upload_id_parse(text->data ? text->data : (uint8_t *)"", text->len, u->id, sizeof(u->id),
+                                &err);
     if (rc < 0)
-        return rc;
+        u->id[0] = 0;
     for (unsigned i = 0; i < PARTS_AT_A_TIME && rc == 0 && !u->from; i++) {
         free(u->parts[i].buf);
         u->parts[i].buf = malloc(u->part_bytes);
         rc = u->parts[i].buf ? 0 : -ENOMEM;
     }
-    if (rc == 0)
-        rc = upload_parts(u, err);
-    part_query(u, 0, query, sizeof(query));
-    if (rc == 0) {
-        s3_complete_put(&body, u->etags, u->nparts);
-        rc = body.failed ? -ENOMEM : say(u, "POST", query, &body, &text, err);
-    }
-    if (rc ==
-        0) { /* 200 is said before the parts are put together: what went wrong then stands in the body */
-        struct s3_error e;
-        s3_error_parse(text.data ? text.data : (uint8_t *)"", text.len, &e);
-        if (e.code[0])
-            rc = error_set(err, -EIO, "%.300s: the upload was not completed: %s: %s", u->target.uri, e.code,
-                           e.message);
-        else
-            s3_completed_parse(text.data ? text.data : (uint8_t *)"", text.len, u->etag, sizeof(u->etag));
-    }
-    if (rc < 0) { /* also when the user gave up: nobody else would take the parts away */
-        const atomic_bool *cancelled = u->b->config.cancelled;
-        u->b->config.cancelled = NULL;
-        say(u, "DELETE", query, NULL, NULL, NULL);
-        u->b->config.cancelled = cancelled;
-    }
-    bytes_out_fini(&text);
-    bytes_out_fini(&body);
-    return rc;
+    upload_spoil(u, rc, &err);
+    u->step = UPLOAD_PARTS;
+    upload_parts(u);
 }
 
-static int upload_begin(struct upload *u, const char *uri, struct leat_error *err)
+/* 200 is said before the parts are put together: what went wrong then stands in the body. */
+static void upload_completed(struct upload *u, const struct bytes_out *text)
 {
+    const uint8_t *body = text->data ? text->data : (uint8_t *)"";
+    struct s3_error e;
+    struct leat_error err;
+    if (u->rc == 0) {
+        s3_error_parse(body, text->len, &e);
+        if (e.code[0])
+            upload_spoil(u,
+                         error_set(&err, -EIO, "%.300s: the upload was not completed: %s: %s", u->target.uri,
+                                   e.code, e.message),
+                         &err);
+        else
+            s3_completed_parse(body, text->len, u->etag, sizeof(u->etag));
+    }
+    if (u->rc < 0)
+        upload_abort(u);
+    else
+        upload_over(u);
+}
+
+static void part_over(struct s3_exchange *rq, int rc, const struct leat_error *err)
+{
+    struct part *p = container_of(rq, struct part, rq);
+    struct upload *u = p->upload;
+    unsigned number = p->number;
+    p->number = 0;
+    if (u->step != UPLOAD_ABORT)
+        upload_spoil(u, rc, err);
+    switch (u->step) {
+    case UPLOAD_ONE:
+        if (rc == 0 && p->etag && strlen(p->etag) < sizeof(u->etag))
+            strcpy(u->etag, p->etag);
+        upload_over(u);
+        return;
+    case UPLOAD_BEGIN:
+        upload_begun(u, &rq->text);
+        return;
+    case UPLOAD_PARTS:
+        if (rc == 0) {
+            u->etags[number - 1] = TAKE_PTR(p->etag);
+            u->ndone++;
+        }
+        upload_parts(u);
+        return;
+    case UPLOAD_COMPLETE:
+        upload_completed(u, &rq->text);
+        return;
+    case UPLOAD_ABORT:
+        upload_over(u);
+    }
+}
+
+/* All of it in one request, up to so many bytes. What fails here is over at once. */
+static int upload_start(struct upload *u, uint64_t one_bytes, struct leat_error *err)
+{
+    struct part *p = &u->parts[0];
+    if (u->bytes > one_bytes) {
+        u->step = UPLOAD_BEGIN;
+        u->part_bytes = MAX(u->from ? ONE_COPY : PART_BYTES, align_up(div_up(u->bytes, S3_PARTS_MAX), MIB));
+        u->nparts = (unsigned)div_up(u->bytes, u->part_bytes);
+        u->next = 1;
+        u->etags = calloc(u->nparts, sizeof(*u->etags));
+        return u->etags ? say(u, "POST", "uploads=", NULL) : -ENOMEM;
+    }
+    u->step = UPLOAD_ONE;
+    if (!u->from && !(p->buf = malloc(u->bytes ? u->bytes : 1)))
+        return -ENOMEM;
+    return part_start(u, p, 0, u->bytes, err);
+}
+
+/* Its parts are taken away, which is waited for also if the user has gone: nothing else would do it. */
+static void upload_cancel(struct upload *u)
+{
+    const atomic_bool *cancelled = u->b->config.cancelled;
+    u->b->config.cancelled = NULL;
+    u->op = NULL;
+    upload_spoil(u, -ECANCELED, NULL);
+    upload_abort(u);
+    session_run(u->b, &u->over, NULL);
+    u->b->config.cancelled = cancelled;
+}
+
+static int upload_new(struct s3_session *b, const char *uri, struct upload **ret_upload,
+                      struct leat_error *err)
+{
+    struct upload *u = calloc(1, sizeof(*u));
+    if (!u)
+        return -ENOMEM;
+    u->b = b;
     for (unsigned i = 0; i < PARTS_AT_A_TIME; i++)
         u->parts[i].upload = u;
     int rc = target_parse(u->b, uri, &u->target, err);
@@ -313,7 +397,12 @@ static int upload_begin(struct upload *u, const char *uri, struct leat_error *er
         rc = error_set(err, LEAT_UNSUPPORTED, "%.300s: a plain web server is read only", uri);
     if (rc == 0 && !*u->target.key)
         rc = error_set(err, LEAT_INVALID, "%.300s: a bucket, where an object is wanted", uri);
-    return rc;
+    if (rc < 0) {
+        upload_end(u);
+        return rc;
+    }
+    *ret_upload = u;
+    return 0;
 }
 
 static void upload_end(struct upload *u)
@@ -328,6 +417,7 @@ static void upload_end(struct upload *u)
     free(u->etags);
     free(u->from);
     free(u->lines);
+    bytes_out_fini(&u->body);
     target_fini(&u->target);
     free(u);
 }
@@ -349,101 +439,80 @@ static int upload_headers(struct upload *u, const char *headers, struct leat_err
     return 0;
 }
 
-/* One request for all of it. */
-static int put_once(struct upload *u, struct leat_error *err)
+/* The name of what is copied, as its request says it. */
+static int source_name(struct s3_session *b, const char *uri, char **ret_name, struct leat_error *err)
 {
-    struct part *p = &u->parts[0];
-    int rc = 0;
-    if (!u->from) {
-        p->buf = malloc(u->bytes ? u->bytes : 1);
-        rc = p->buf ? 0 : -ENOMEM;
-    }
-    if (rc == 0)
-        rc = part_start(u, p, 0, u->bytes, err);
+    struct target source;
+    struct bytes_out name = {0};
+    int rc = target_parse(b, uri, &source, err);
     if (rc < 0)
         return rc;
-    rc = session_run(u->b, &p->over, err);
-    if (rc < 0) {
-        request_cancel(&p->rq);
-    } else if (p->rc < 0) {
-        rc = p->rc;
-        if (err)
-            *err = p->err;
-    } else if (p->etag && strlen(p->etag) < sizeof(u->etag)) {
-        strcpy(u->etag, p->etag);
+    if (!source.bucket) {
+        rc = error_set(err, LEAT_UNSUPPORTED, "%.300s: not an object of S3", source.shown);
+    } else {
+        bytes_put(&name, "/", 1);
+        http_escape(&name, source.bucket->name, strlen(source.bucket->name), false);
+        bytes_put(&name, "/", 1);
+        http_escape(&name, source.key, strlen(source.key), true);
+        bytes_put(&name, "", 1);
     }
+    target_fini(&source);
+    *ret_name = rc == 0 && !name.failed ? (char *)name.data : NULL;
+    if (!*ret_name)
+        bytes_out_fini(&name);
+    return rc == 0 && !*ret_name ? -ENOMEM : rc;
+}
+
+int s3_copy_start(struct s3_session *b, struct backend_op *op, struct leat_error *err)
+{
+    struct upload *u;
+    char *name;
+    int rc = source_name(b, op->from, &name, err);
+    if (rc < 0)
+        return rc;
+    rc = upload_new(b, op->uri, &u, err);
+    if (rc < 0) {
+        free(name);
+        return rc;
+    }
+    u->op = op;
+    u->from = name;
+    u->from_etag = op->from_etag ? op->from_etag : "";
+    u->bytes = op->bytes;
+    rc = upload_start(u, ONE_COPY, err);
+    if (rc < 0)
+        upload_end(u);
+    else
+        op->work = u;
     return rc;
 }
 
-int s3_copy(struct backend *base, const char *from, const char *etag, uint64_t bytes, const char *uri,
-            struct leat_error *err)
+void s3_copy_cancel(struct backend_op *op)
 {
-    struct s3_session *b = session_of(base);
-    struct target source;
-    int rc = target_parse(b, from, &source, err);
-    if (rc < 0)
-        return rc;
-    struct upload *u = source.bucket ? calloc(1, sizeof(*u)) : NULL;
-    if (!u) {
-        rc = source.bucket ? -ENOMEM
-                           : error_set(err, LEAT_UNSUPPORTED, "%.300s: not an object of S3", source.shown);
-        target_fini(&source);
-        return rc;
-    }
-    struct bytes_out name = {0};
-    bytes_put(&name, "/", 1);
-    http_escape(&name, source.bucket->name, strlen(source.bucket->name), false);
-    bytes_put(&name, "/", 1);
-    http_escape(&name, source.key, strlen(source.key), true);
-    bytes_put(&name, "", 1);
-    target_fini(&source);
-    u->b = b;
-    u->from_etag = etag ? etag : "";
-    u->bytes = bytes;
-    rc = name.failed ? -ENOMEM : upload_begin(u, uri, err);
-    if (rc == 0)
-        u->from = strdup((const char *)name.data);
-    bytes_out_fini(&name);
-    if (rc == 0 && !u->from)
-        rc = -ENOMEM;
-    if (rc == 0)
-        rc = bytes > ONE_COPY ? upload(u, err) : put_once(u, err);
+    struct upload *u = TAKE_PTR(op->work);
+    upload_cancel(u);
     upload_end(u);
-    return rc;
 }
 
 int s3_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint64_t bytes,
            const char *headers, char *ret_etag, struct leat_error *err)
 {
-    struct s3_session *b = session_of(base);
-    struct upload *u = calloc(1, sizeof(*u));
-    if (!u)
-        return -ENOMEM;
-    u->b = b;
+    struct upload *u;
+    int rc = upload_new(session_of(base), uri, &u, err);
+    if (rc < 0)
+        return rc;
     u->fd = fd;
     u->offset = offset;
     u->bytes = bytes;
-    int rc = upload_begin(u, uri, err);
+    rc = upload_headers(u, headers, err);
     if (rc == 0)
-        rc = upload_headers(u, headers, err);
-    if (rc == 0)
-        rc = bytes > ONE_PUT ? upload(u, err) : put_once(u, err);
+        rc = upload_start(u, ONE_PUT, err);
+    if (rc == 0 && (rc = session_run(u->b, &u->over, err)) < 0)
+        upload_cancel(u);
+    else if (rc == 0 && (rc = u->rc) < 0 && err)
+        *err = u->err;
     if (rc == 0 && ret_etag)
         strcpy(ret_etag, u->etag);
-    upload_end(u);
-    return rc;
-}
-
-int s3_delete(struct backend *base, const char *uri, struct leat_error *err)
-{
-    struct s3_session *b = session_of(base);
-    struct upload *u = calloc(1, sizeof(*u));
-    if (!u)
-        return -ENOMEM;
-    u->b = b;
-    int rc = upload_begin(u, uri, err);
-    if (rc == 0)
-        rc = say(u, "DELETE", NULL, NULL, NULL, err);
     upload_end(u);
     return rc;
 }

@@ -178,7 +178,7 @@ static void read_end(struct backend_read *read)
     struct leat_error none;
     list_remove(&read->node);
     read->why = NULL;
-    b->nreads--;
+    b->npending--;
     b->ended++;
     if (read->rc < 0 && !why)
         error_sys(&none, read->rc, "GET %.300s", file_of(read)->target.shown);
@@ -384,9 +384,10 @@ static void pump(struct s3_session *b)
     }
 }
 
-static void pump_now(struct loop_timer *timer)
+void s3_pump_now(struct loop_timer *timer)
 {
     struct s3_session *b = container_of(timer, struct s3_session, pump);
+    b->ended += backend_ops_deliver(&b->ended_ops, &b->npending);
     pump(b);
     http_client_flush(b->http);
 }
@@ -401,9 +402,8 @@ void s3_submit(struct backend *base, struct backend_read *read)
     read->rc = 0;
     read->why = NULL;
     list_push_back(&b->asking, &read->node);
-    b->nreads++;
+    b->npending++;
     b->waiting_bytes += read->bytes;
-    b->pump.fire = pump_now;
     loop_timer_set(b->loop, &b->pump, 1);
 }
 
@@ -412,12 +412,12 @@ int s3_wait(struct backend *base, unsigned min_done, int timeout_ms)
     struct s3_session *b = session_of(base);
     uint64_t before = b->ended, end = timeout_ms < 0 ? 0 : clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
     const atomic_bool *cancelled = b->config.cancelled;
-    if (!b->nreads) { /* a list may be under way, from whose callback we are called: its deadlines go on */
+    if (!b->npending) { /* a list may be under way, from whose callback we are called: its deadlines go on */
         int rc = loop_turn(b->loop, 0);
         if (rc < 0)
             return rc;
     }
-    while (b->nreads && b->ended - before < min_done && !b->woken) {
+    while (b->npending && b->ended - before < min_done && !b->woken) {
         int ms = clock_poll_ms(end);
         int rc = loop_turn(b->loop, cancelled && (ms < 0 || ms > CANCEL_MS) ? CANCEL_MS : ms);
         if (rc < 0)
@@ -465,7 +465,7 @@ void s3_cancel(struct backend *base, struct backend_read *read)
     }
     free(read->why);
     read->why = NULL;
-    b->nreads--;
+    b->npending--;
     loop_timer_set(b->loop, &b->pump, 1); /* others may have waited for its place */
 }
 
@@ -516,6 +516,7 @@ void s3_free(struct backend *base)
     struct leat_error err;
     error_set(&err, -ECANCELED, "the session was closed");
     b->limit = 0; /* nothing new is begun */
+    b->ending = true;
     while ((rq = list_first(&b->requests, struct s3_exchange, node))) {
         request_cancel(rq);
         rq->finished(rq, -ECANCELED, &err);
@@ -525,6 +526,7 @@ void s3_free(struct backend *base)
         read_spoil(read, -ECANCELED, &err);
         read_end(read);
     }
+    backend_ops_deliver(&b->ended_ops, &b->npending);
     if (b->loop)
         loop_timer_clear(&b->pump);
     http_client_free(b->http);

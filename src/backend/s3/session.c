@@ -654,6 +654,8 @@ void request_start(struct s3_exchange *rq)
     uint64_t sent = MAX(rq->body_len, rq->work_bytes), moved = MAX(rq->dst_bytes, sent);
     if (!rq->b->timeout_given)
         rq->deadline_ns += moved * NS_PER_S / SLOW_BYTES;
+    if (rq->until_ns)
+        rq->deadline_ns = MIN(rq->deadline_ns, rq->until_ns);
     rq->again = (struct loop_timer){.fire = try_again};
     list_push_back(&rq->b->requests, &rq->node);
     /* finished() never runs in here: what cannot be sent is tried again, and fails, from the loop. */
@@ -729,7 +731,9 @@ static void s3_stats(const struct backend *base, struct backend_stats *ret_stats
 static const struct backend_ops s3_ops = {
     .name = "s3",
     .list = s3_list,
-    .stat_object = s3_stat,
+    .op_submit = s3_op_submit,
+    .op_cancel = s3_op_cancel,
+    .op_run = s3_op_run,
     .first = s3_first,
     .open = s3_open,
     .close = s3_close,
@@ -741,8 +745,6 @@ static const struct backend_ops s3_ops = {
     .wake = s3_wake,
     .pread = s3_pread,
     .put = s3_put,
-    .copy = s3_copy,
-    .delete = s3_delete,
     .bucket_create = s3_bucket_create,
     .stats = s3_stats,
     .free = s3_free,
@@ -755,10 +757,12 @@ int backend_s3_new(const struct backend_config *config, struct backend **ret_bac
         return -ENOMEM;
     b->base.ops = &s3_ops;
     b->config = *config;
+    b->pump.fire = s3_pump_now;
     list_init(&b->buckets);
     list_init(&b->requests);
     list_init(&b->asking);
     list_init(&b->asked);
+    list_init(&b->ended_ops);
     list_init(&b->free_blocks);
     b->config.connections = config->connections ? config->connections : CONNECTIONS_DEFAULT;
     b->config.tries = config->tries ? config->tries : 6;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* session.h: inside of a backend session: between session.c (requests, retries), read.c, list.c, first.c, put.c and bucket.c. */
+/* session.h: inside of a backend session: between session.c (requests, retries), read.c, list.c, op.c, first.c, put.c and bucket.c. */
 #ifndef BACKEND_S3_SESSION_H
 #define BACKEND_S3_SESSION_H
 
@@ -58,6 +58,7 @@ struct s3_exchange {
     bool small, repeatable;
     size_t text_max; /* of an answer that goes nowhere else; 0: 8 MiB of a bucket's, 64 KiB of an object's */
     uint64_t work_bytes; /* that the server has to handle before it answers: a longer deadline */
+    uint64_t until_ns;   /* the owner's own deadline; 0: it has none */
     /* On a good answer's head (2xx), as http_call.on_head; on others it is not asked. */
     int (*on_head)(struct s3_exchange *rq, const struct http_reader *reader, const char *buf,
                    struct leat_error *err);
@@ -112,12 +113,15 @@ struct s3_session {
     struct list asked;      /* ... all were */
     uint64_t waiting_bytes; /* of all reads, not asked for yet */
     uint64_t asked_bytes;   /* of all blocks under way */
-    unsigned nreads, nblocks, nsmall, max_blocks;
+    struct list ended_ops;  /* backend_op.node: of what could not be begun: done() is due */
+    unsigned npending;      /* reads and operations that are not over */
+    unsigned nblocks, nsmall, max_blocks;
     double limit; /* of blocks under way: goes down when a server says slow down */
     struct list free_blocks;
     struct loop_timer pump;
     bool woken;     /* backend_wake */
-    uint64_t ended; /* reads */
+    bool ending;    /* s3_free */
+    uint64_t ended; /* reads and operations */
     uint64_t rng;
     struct backend_stats stats;
 };
@@ -140,7 +144,14 @@ void s3_stat_headers(const struct http_reader *reader, const char *buf, struct b
 int s3_list(struct backend *base, const char *uri, bool recursive, const char *after,
             int (*object)(void *user, const struct backend_object *object), void *user,
             struct leat_error *err);
-int s3_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat, struct leat_error *err);
+void s3_op_submit(struct backend *base, struct backend_op *op);
+void s3_op_cancel(struct backend *base, struct backend_op *op);
+int s3_op_run(struct backend *base, struct backend_op *op, struct leat_error *err);
+/* done() of one that was under way, as the last thing. */
+void s3_op_over(struct s3_session *b, struct backend_op *op, int rc, const struct leat_error *err);
+/* put.c. An error: it is not begun. */
+int s3_copy_start(struct s3_session *b, struct backend_op *op, struct leat_error *err);
+void s3_copy_cancel(struct backend_op *op);
 int s3_first(struct backend *base, const char *uri, void *dst, uint64_t room, bool sum,
              struct backend_stat *ret_stat, uint64_t *ret_bytes, struct leat_error *err);
 int s3_open(struct backend *base, const char *uri, const char *etag, uint64_t bytes,
@@ -150,15 +161,14 @@ void s3_expect_all(struct backend_file *file);
 void s3_expect_modified(struct backend_file *file, int64_t modified);
 void s3_submit(struct backend *base, struct backend_read *read);
 void s3_cancel(struct backend *base, struct backend_read *read);
+/* The session's timer `pump`. */
+void s3_pump_now(struct loop_timer *timer);
 int s3_wait(struct backend *base, unsigned min_done, int timeout_ms);
 void s3_wake(struct backend *base);
 int64_t s3_pread(struct backend *base, struct backend_file *file, void *dst, uint64_t bytes, uint64_t offset,
                  struct leat_error *err);
-int s3_copy(struct backend *base, const char *from, const char *etag, uint64_t bytes, const char *uri,
-            struct leat_error *err);
 int s3_put(struct backend *base, const char *uri, int fd, uint64_t offset, uint64_t bytes,
            const char *headers, char *ret_etag, struct leat_error *err);
-int s3_delete(struct backend *base, const char *uri, struct leat_error *err);
 int s3_bucket_create(struct backend *base, const char *uri, const char *remote, struct leat_error *err);
 void s3_free(struct backend *base);
 

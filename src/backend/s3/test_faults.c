@@ -76,6 +76,9 @@ static void talk(struct web_peer *p)
         unsigned long long first = 0, last = OBJECT - 1;
         if (strncmp(p->head, "HEAD", 4) == 0) {
             say(p, "200 OK", "", NULL, OBJECT);
+        } else if (web_header(p, "x-amz-copy-source", told, sizeof(told))) {
+            static const char copied[] = "<CopyObjectResult><ETag>\"two\"</ETag></CopyObjectResult>";
+            say(p, "200 OK", "", copied, sizeof(copied) - 1);
         } else if (strncmp(p->head, "PUT", 3) == 0 || strncmp(p->head, "DELETE", 6) == 0) {
             say(p, "200 OK", "", "", 0);
         } else if (strstr(path, "list-type=2")) {
@@ -125,6 +128,40 @@ static int count(void *user, const struct backend_object *o)
     return 0;
 }
 
+static unsigned ops_left;
+static int ops_rc;
+
+static void op_done(struct backend_op *op, int rc, const struct leat_error *err)
+{
+    (void)op;
+    assert_true(rc == 0 || err->message[0]);
+    ops_rc = ops_rc ? ops_rc : rc;
+    ops_left--;
+}
+
+/* Side by side, and one of them cancelled. The first error. */
+static int work_ops(struct backend *b)
+{
+    struct backend_stat stat;
+    struct backend_op ops[] = {
+        {.kind = BACKEND_STAT, .uri = "s3://bucket/key", .stat = &stat},
+        {.kind = BACKEND_DELETE, .uri = "s3://bucket/key"},
+        {.kind = BACKEND_COPY, .uri = "s3://bucket/key", .from = "s3://bucket/k", .bytes = 9},
+        {.kind = BACKEND_STAT, .uri = "s3://bucket/key", .stat = &stat}};
+    ops_left = 3;
+    ops_rc = 0;
+    for (unsigned i = 0; i < ARRAY_LEN(ops); i++) {
+        ops[i].done = op_done;
+        backend_op_submit(b, &ops[i]);
+    }
+    backend_op_cancel(b, &ops[3]);
+    while (ops_left) {
+        if (backend_wait(b, 1, -1) < 0)
+            fail_msg("%u operations are left", ops_left);
+    }
+    return ops_rc;
+}
+
 /* The first error, with its reason. */
 static int work(struct leat_error *err)
 {
@@ -163,6 +200,8 @@ static int work(struct leat_error *err)
         rc = backend_put(b, "s3://bucket/new", fd, 0, 20 * KIB, "x-amz-meta-a:b\n", NULL, err);
     if (rc == 0)
         rc = backend_delete(b, "s3://bucket/new", err);
+    if (rc == 0 && (rc = work_ops(b)) < 0)
+        error_sys(err, rc, "operations");
     backend_free(b);
     close(fd);
     return rc;

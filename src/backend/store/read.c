@@ -220,7 +220,7 @@ void stored_submit(struct backend *base, struct backend_read *read)
     uint64_t n = last - first + 1, size = stored_file_of(read->file)->obj->info.bytes;
     int rc = s->engine ? 0 : disk_engine_new(s->engine_kind, s->depth, &s->engine);
     struct job *job = rc == 0 ? calloc(1, sizeof(*job) + n * sizeof(job->blocks[0])) : NULL;
-    s->nreads++;
+    s->npending++;
     s->stats.requests++;
     read->rc = 0;
     read->why = NULL;
@@ -254,11 +254,11 @@ void stored_submit(struct backend *base, struct backend_read *read)
 
 unsigned stored_deliver(struct stored *s)
 {
-    unsigned n = 0;
+    unsigned n = backend_ops_deliver(&s->ended_ops, &s->npending);
     struct backend_read *read;
     while ((read = list_first(&s->ended, struct backend_read, node))) {
         list_remove(&read->node);
-        s->nreads--;
+        s->npending--;
         n++;
         struct leat_error *why = TAKE_PTR(read->why), bare = {0};
         if (read->rc == 0)
@@ -268,7 +268,7 @@ unsigned stored_deliver(struct stored *s)
         read->done(read, read->rc, read->rc == 0 ? NULL : why ? why : &bare);
         free(why);
     }
-    for (unsigned i = 0; s->nreads == 0 && i < STORED_BOUNCES; i++)
+    for (unsigned i = 0; s->npending == 0 && i < STORED_BOUNCES; i++)
         free(TAKE_PTR(s->bounces[i]));
     return n;
 }
@@ -278,7 +278,7 @@ int stored_wait(struct backend *base, unsigned min_done, int timeout_ms)
 {
     struct stored *s = stored_of(base);
     unsigned n = stored_deliver(s);
-    while (s->nreads && n < min_done && timeout_ms != 0) {
+    while (s->npending && n < min_done && timeout_ms != 0) {
         if (stored_cancelled(s))
             return -ECANCELED;
         if (atomic_exchange(&s->woken, false))
@@ -309,7 +309,7 @@ void stored_cancel(struct backend *base, struct backend_read *read)
     }
     list_remove(&read->node);
     free(TAKE_PTR(read->why));
-    s->nreads--;
+    s->npending--;
 }
 
 int64_t stored_pread(struct backend *base, struct backend_file *file, void *dst, uint64_t bytes,

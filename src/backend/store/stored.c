@@ -50,10 +50,9 @@ static void etag_quoted(const char *etag, char ret_etag[BACKEND_ETAG_MAX])
     snprintf(ret_etag, BACKEND_ETAG_MAX, "\"%s\"", etag);
 }
 
-static int stored_stat(struct backend *base, const char *uri, struct backend_stat *ret_stat,
+static int stored_stat(struct stored *s, const char *uri, struct backend_stat *ret_stat,
                        struct leat_error *err)
 {
-    struct stored *s = stored_of(base);
     char bucket[STORE_BUCKET_MAX + 1];
     const char *key;
     struct store_info info;
@@ -245,9 +244,32 @@ static int stored_put(struct backend *base, const char *uri, int fd, uint64_t of
     return error_set(err, LEAT_UNSUPPORTED, "%.300s: objects come into the store by its S3 service", uri);
 }
 
-static int stored_delete(struct backend *base, const char *uri, struct leat_error *err)
+static int stored_op_run(struct backend *base, struct backend_op *op, struct leat_error *err)
 {
-    return error_set(err, LEAT_UNSUPPORTED, "%.300s: objects leave the store by its S3 service", uri);
+    switch (op->kind) {
+    case BACKEND_STAT:
+        return stored_stat(stored_of(base), op->uri, op->stat, err);
+    case BACKEND_DELETE:
+        return error_set(err, LEAT_UNSUPPORTED, "%.300s: objects leave the store by its S3 service", op->uri);
+    case BACKEND_COPY:
+        break;
+    }
+    return error_set(err, LEAT_UNSUPPORTED, "%.300s: nothing is copied there", op->from);
+}
+
+/* The index is in memory: there is nothing to wait for. */
+static void stored_op_submit(struct backend *base, struct backend_op *op)
+{
+    struct stored *s = stored_of(base);
+    struct leat_error err = {0};
+    int rc = stored_op_run(base, op, &err);
+    s->npending++;
+    backend_op_ended(op, rc, &err, &s->ended_ops);
+}
+
+static void stored_op_cancel(struct backend *base, struct backend_op *op)
+{
+    stored_of(base)->npending--;
 }
 
 static void stored_stats(const struct backend *base, struct backend_stats *ret_stats)
@@ -267,7 +289,9 @@ static void stored_free(struct backend *base)
 static const struct backend_ops stored_ops = {
     .name = "store",
     .list = stored_list,
-    .stat_object = stored_stat,
+    .op_submit = stored_op_submit,
+    .op_cancel = stored_op_cancel,
+    .op_run = stored_op_run,
     .open = stored_open,
     .close = stored_close,
     .submit = stored_submit,
@@ -276,7 +300,6 @@ static const struct backend_ops stored_ops = {
     .wake = stored_wake,
     .pread = stored_pread,
     .put = stored_put,
-    .delete = stored_delete,
     .stats = stored_stats,
     .free = stored_free,
 };
@@ -293,6 +316,7 @@ int backend_stored_new(const struct backend_config *config, struct backend **ret
                          .depth = config->disk_depth ? config->disk_depth : 16,
                          .cancelled = config->cancelled};
     list_init(&s->ended);
+    list_init(&s->ended_ops);
     list_init(&s->waiting);
     *ret_backend = &s->base;
     return 0;

@@ -20,9 +20,10 @@ struct stored {
     const atomic_bool *cancelled;
     struct disk_engine *engine; /* NULL: nothing was read yet */
     atomic_bool woken;
-    struct list ended;   /* backend_read.node: done() is due */
-    struct list waiting; /* stored_block.node: for a bounce buffer */
-    unsigned nreads;
+    struct list ended;                /* backend_read.node: done() is due */
+    struct list ended_ops;            /* backend_op.node: the same */
+    struct list waiting;              /* stored_block.node: for a bounce buffer */
+    unsigned npending;                /* reads and operations */
     uint8_t *bounces[STORED_BOUNCES]; /* made when they are needed, gone when nothing is read */
     bool bounce_busy[STORED_BOUNCES];
     struct backend_stats stats;

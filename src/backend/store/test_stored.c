@@ -124,6 +124,43 @@ static void test_long_list(void **state)
     free(out);
 }
 
+static unsigned ops_ended;
+
+static void op_done(struct backend_op *op, int rc, const struct leat_error *err)
+{
+    assert_true(rc == 0 || strstr(err->message, "store://"));
+    assert_int_equal(rc, (int)(intptr_t)op->user);
+    ops_ended++;
+}
+
+static void test_ops(void **state)
+{
+    struct backend_stat stats[2];
+    struct backend_op ops[] = {
+        {.kind = BACKEND_STAT, .uri = "store://data/e", .stat = &stats[0]},
+        {.kind = BACKEND_STAT,
+         .uri = "store://data/none",
+         .stat = &stats[1],
+         .user = (void *)(intptr_t)LEAT_NOT_FOUND},
+        {.kind = BACKEND_DELETE, .uri = "store://data/e", .user = (void *)(intptr_t)LEAT_UNSUPPORTED},
+        {.kind = BACKEND_COPY,
+         .uri = "store://data/f",
+         .from = "store://data/e",
+         .user = (void *)(intptr_t)LEAT_UNSUPPORTED},
+        {.kind = BACKEND_STAT, .uri = "store://data/e", .stat = &stats[1]},
+    };
+    for (unsigned i = 0; i < ARRAY_LEN(ops); i++) {
+        ops[i].done = op_done;
+        backend_op_submit(f.session, &ops[i]);
+    }
+    backend_op_cancel(f.session, &ops[4]);
+    assert_int_equal(ops_ended, 0);
+    assert_int_equal(backend_wait(f.session, 1, -1), 4);
+    assert_int_equal(ops_ended, 4);
+    assert_int_equal(stats[0].bytes, 300 * KIB);
+    assert_int_equal(backend_wait(f.session, 1, -1), 0);
+}
+
 /* --- bytes -------------------------------------------------------------------------------------------------------------- */
 
 struct reading {
@@ -464,11 +501,17 @@ static void test_changed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names),          cmocka_unit_test(test_long_list),
-        cmocka_unit_test(test_ranges),         cmocka_unit_test(test_many_at_once),
-        cmocka_unit_test(test_misplaced),      cmocka_unit_test(test_warm_meanwhile),
-        cmocka_unit_test(test_flipped_bit),    cmocka_unit_test(test_changed),
-        cmocka_unit_test(test_refuses_direct), cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_long_list),
+        cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_misplaced),
+        cmocka_unit_test(test_warm_meanwhile),
+        cmocka_unit_test(test_flipped_bit),
+        cmocka_unit_test(test_changed),
+        cmocka_unit_test(test_refuses_direct),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_ops),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
