@@ -84,7 +84,9 @@ static int copied_check(struct s3_exchange *rq, struct leat_error *err)
         return error_set(err, retry ? LEAT_PEER_GONE : rc, "the server did not copy it: %s: %s", e.code,
                          e.message);
     }
-    s3_completed_parse(body, text->len, etag, sizeof(etag));
+    int rc = s3_completed_parse(body, text->len, etag, sizeof(etag));
+    if (rc < 0)
+        return rc;
     if (!etag[0])
         return error_set(err, LEAT_UNSUPPORTED, "the server does not copy objects by itself");
     free(p->etag);

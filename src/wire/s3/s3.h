@@ -122,8 +122,8 @@ int s3_error_class(int status, const char *code, bool *ret_retry);
 
 /* <UploadId> of InitiateMultipartUpload. LEAT_CORRUPT: none, or too long. */
 int s3_upload_id_parse(const void *body, size_t len, char *ret_id, size_t cap, struct leat_error *err);
-/* <ETag> of the answer to CompleteMultipartUpload, CopyObject or UploadPartCopy, with its quotes; "": it tells none. */
-void s3_completed_parse(const void *body, size_t len, char *ret_etag, size_t cap);
+/* <ETag> of the answer to CompleteMultipartUpload, CopyObject or UploadPartCopy, with its quotes; "": it tells none. -ENOMEM. */
+int s3_completed_parse(const void *body, size_t len, char *ret_etag, size_t cap);
 /* The body of CompleteMultipartUpload. etags[i]: of part i + 1, with quotes. */
 void s3_complete_put(struct bytes_out *out, char *const *etags, unsigned n);
 

@@ -342,13 +342,15 @@ static int completed_end(void *user, const char *path, const char *text, size_t 
     return 0;
 }
 
-void s3_completed_parse(const void *body, size_t len, char *ret_etag, size_t cap)
+int s3_completed_parse(const void *body, size_t len, char *ret_etag, size_t cap)
 {
     struct upload u = {.id = ret_etag, .cap = cap};
     struct xml_reader *xml = xml_reader_new(NULL, completed_end, &u);
-    if (!xml || xml_reader_feed(xml, body, len, true, NULL) < 0 || !u.found)
+    int rc = xml ? xml_reader_feed(xml, body, len, true, NULL) : -ENOMEM;
+    if (rc < 0 || !u.found)
         ret_etag[0] = 0;
     xml_reader_free(xml);
+    return rc == -ENOMEM ? rc : 0;
 }
 
 void s3_complete_put(struct bytes_out *out, char *const *etags, unsigned n)
