@@ -53,6 +53,11 @@ struct backend_config {
     void *user;
     /* Looked at while something is waited for (lists, stat, put, pread, wait): true ends it with -ECANCELED. NULL: nobody cancels. */
     const atomic_bool *cancelled;
+    /*
+     * Sessions of one endpoint with the same identity share, in all of the process, how much its server takes, and the pauses that it asks for. Whose
+     * requests they are, in any words (not copied); NULL: this one shares with none. S3's.
+     */
+    const char *identity;
     bool stay; /* a redirection to another host is refused, not followed */
 };
 

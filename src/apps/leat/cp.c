@@ -413,6 +413,7 @@ int cmd_cp(struct cli *cli)
         return rc;
     const char *to = cli->operands[n - 1];
     remote_begin(cli, &cp.config);
+    cp.config.identity = "cp";
     progress_begin(&cp.progress, cli);
     rc = copy(&cp, cli->operands, n - 1, to);
     double seconds = progress_seconds(&cp.progress);

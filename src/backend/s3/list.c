@@ -415,7 +415,7 @@ static int pump(struct listing *l)
         return 0;
     /* The longer a list is read, the more is asked for ahead: who wants a few keys does not cost the server many requests. */
     unsigned most = MIN(WIDTH_MAX, b->config.connections), width = MIN(most, 2 * l->taken);
-    width = MIN(width, MAX((unsigned)b->limit, 1u));
+    width = MIN(width, (unsigned)throttle_limit(b->throttle, b->max_blocks));
     if (l->unbegun == 0 && !l->scout && l->taken >= l->rest) {
         int rc = cut_more(l);
         if (rc < 0)

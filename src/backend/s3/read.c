@@ -4,7 +4,7 @@
  * small blocks, many make large ones (BLOCK_MIN to BLOCK_MAX).
  *
  * Invariants: a byte is asked for once at a time; a block's bytes are of the file's pinned ETag; a read ends when its last block has,
- * with the first error that any of them met. Requests under way never exceed b->limit, which throttling lowers.
+ * with the first error that any of them met. Requests under way never exceed what the throttle allows.
  */
 #include <stdio.h>
 
@@ -277,7 +277,7 @@ static void block_end(struct s3_exchange *rq, int rc, const struct leat_error *e
     else if (f->whole)
         object_sum_add(f->whole, k->offset, rq->dst, k->bytes);
     if (rc == 0)
-        b->limit = MIN((double)b->max_blocks, b->limit + 1.0 / b->limit);
+        throttle_good(b->throttle, b->max_blocks);
     read->inside--;
     read->left -= k->bytes;
     block_free(b, k);
@@ -367,7 +367,15 @@ static void block_start(struct block *k, struct backend_read *read, uint64_t byt
 static void pump(struct s3_session *b)
 {
     struct backend_read *read;
-    while (b->nblocks < (unsigned)b->limit && (read = list_first(&b->asking, struct backend_read, node))) {
+    if (b->ending)
+        return;
+    uint64_t until = throttle_until(b->throttle);
+    if (until && !list_empty(&b->asking)) {
+        loop_timer_set(b->loop, &b->pump, until);
+        return;
+    }
+    while (b->nblocks < (unsigned)throttle_limit(b->throttle, b->max_blocks) &&
+           (read = list_first(&b->asking, struct backend_read, node))) {
         uint64_t bytes = block_bytes(b, read);
         if (bytes > SMALL_BYTES && b->nblocks - b->nsmall >= b->config.connections)
             return; /* a block that only waited for a connection would use up its time */
@@ -515,8 +523,7 @@ void s3_free(struct backend *base)
     struct s3_exchange *rq;
     struct leat_error err;
     error_set(&err, -ECANCELED, "the session was closed");
-    b->limit = 0; /* nothing new is begun */
-    b->ending = true;
+    b->ending = true; /* nothing new is begun */
     while ((rq = list_first(&b->requests, struct s3_exchange, node))) {
         request_cancel(rq);
         rq->finished(rq, -ECANCELED, &err);
@@ -546,6 +553,7 @@ void s3_free(struct backend *base)
         sigv4_key_wipe(&bucket->key);
         free(bucket);
     }
+    throttle_unref(b->throttle);
     credentials_fini(&b->credentials);
     aws_settings_fini(&b->settings);
     free(b->profile);

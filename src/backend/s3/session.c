@@ -557,7 +557,7 @@ static void request_refused(struct s3_exchange *rq)
                   strcmp(e.code, "RequestTimeTooSkewed") == 0 ? " (the clock of this machine is wrong)" : "");
     if (rc == LEAT_BUSY) {
         b->stats.throttled++;
-        b->limit = MAX(1.0, b->limit * 0.7);
+        throttle_busy(b->throttle, b->max_blocks, rq->retry_after_s * NS_PER_S);
     }
     if (retry)
         request_retry(rq, rc, &err, rq->retry_after_s * NS_PER_S);
@@ -750,6 +750,15 @@ static const struct backend_ops s3_ops = {
     .free = s3_free,
 };
 
+static int throttle_of(struct s3_session *b)
+{
+    AUTO_FREE char *name = NULL;
+    const char *endpoint = b->settings.endpoint ? b->settings.endpoint : "";
+    if (b->config.identity && asprintf(&name, "%s %s", endpoint, b->config.identity) < 0)
+        return -ENOMEM;
+    return throttle_get(name, &b->throttle);
+}
+
 int backend_s3_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err)
 {
     struct s3_session *b = calloc(1, sizeof(*b));
@@ -769,7 +778,6 @@ int backend_s3_new(const struct backend_config *config, struct backend **ret_bac
     b->timeout_given = config->timeout_ns != 0;
     b->config.timeout_ns = config->timeout_ns ? config->timeout_ns : 60 * NS_PER_S;
     b->max_blocks = b->config.connections * BLOCKS_EACH;
-    b->limit = b->max_blocks;
     if (getrandom(&b->rng, sizeof(b->rng), 0) != sizeof(b->rng))
         b->rng = clock_now_ns();
     const char *anonymous = config->given ? NULL : getenv("LEAT_S3_ANONYMOUS");
@@ -789,6 +797,8 @@ int backend_s3_new(const struct backend_config *config, struct backend **ret_bac
     if (rc == 0)
         rc = s3_endpoint_parse(b->settings.endpoint, b->settings.region, b->settings.style, &tried, err);
     if (rc == 0)
+        rc = throttle_of(b);
+    if (rc == 0)
         rc = loop_new(&b->loop);
     struct http_client_config http = {
         .connections = b->config.connections, .ca_file = b->settings.ca_file, .insecure = config->insecure};
@@ -796,7 +806,7 @@ int backend_s3_new(const struct backend_config *config, struct backend **ret_bac
     if (rc == 0)
         rc = http_client_new(b->loop, &http, &b->http, err);
     b->config.endpoint = b->config.region = b->config.profile = b->config.style = b->config.ca_file =
-        NULL; /* the caller's */
+        b->config.identity = NULL; /* the caller's */
     if (rc < 0) {
         s3_free(&b->base);
         return rc;

@@ -6,6 +6,7 @@
 #include "backend/ops.h"
 #include "http/client/http_client.h"
 #include "aws/credentials.h"
+#include "backend/s3/throttle.h"
 #include "base/rng.h"
 #include "loop/loop.h"
 #include "wire/s3/s3.h"
@@ -116,7 +117,7 @@ struct s3_session {
     struct list ended_ops;  /* backend_op.node: of what could not be begun: done() is due */
     unsigned npending;      /* reads and operations that are not over */
     unsigned nblocks, nsmall, max_blocks;
-    double limit; /* of blocks under way: goes down when a server says slow down */
+    struct throttle *throttle; /* of blocks under way: goes down when a server says slow down */
     struct list free_blocks;
     struct loop_timer pump;
     bool woken;     /* backend_wake */

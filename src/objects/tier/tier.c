@@ -306,6 +306,9 @@ int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session 
         .given = r->anonymous || r->access_key,
         .credentials = r->access_key ? say_credentials : NULL,
         .user = b,
+        .identity = r->access_key ? r->access_key
+                    : r->profile  ? r->profile
+                                  : "",
         .cancelled = &t->stopping,
     };
     rc = backend_new(&config, &s->backend, err);
