@@ -88,6 +88,14 @@ uint64_t fetch_readable(const struct fetch *f, uint64_t offset)
     return MIN(end, most) - MIN(offset, most);
 }
 
+bool fetch_is_whole(const struct fetch *f)
+{
+    uint64_t at = 0, n = f->state == FETCH_BODY;
+    while (n && at < f->info.bytes)
+        at += n = fetch_readable(f, at);
+    return n > 0;
+}
+
 void fetch_wants(struct fetch *f, struct fetch_want *want, uint64_t offset)
 {
     want->offset = offset;

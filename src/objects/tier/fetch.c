@@ -110,6 +110,8 @@ int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key
         struct fetch *there = container_of(node, struct fetch, node);
         if (there->bucket != b || !is_of(there, b, key, key_len) || f->compare)
             continue; /* settings from before may be of another remote */
+        if (b->remote.check == TIER_ALWAYS && fetch_is_whole(there))
+            continue; /* its reader may have finished, and the remote changed since */
         there->refs++;
         t->stats.joined++;
         pthread_mutex_unlock(&t->lock);

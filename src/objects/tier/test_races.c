@@ -473,6 +473,21 @@ static void test_fetch_ends_while_put_begins(void **state)
     end_web();
 }
 
+/* "always": a version that a reader had before the remote changed, and that is still being committed, does not do for the next one. */
+static void test_checked_while_one_is_kept(void **state)
+{
+    (void)state;
+    world_front("bkt", ",\"check\":\"always\"");
+    world_there("k", "one", 3);
+    store_fault_hold(world.fault, "objects/");
+    world_get_is("bkt", "k", "one");
+    wait_until_held();
+    world_there("k", "two!", 4);
+    world_get_is("bkt", "k", "two!");
+    store_fault_release(world.fault);
+    world_get_is("bkt", "k", "two!");
+}
+
 /* A condition does not see what is gone there already, and is about to be gone here. */
 static void test_delete_and_condition(void **state)
 {
@@ -593,6 +608,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_detached_in_a_condition, setup, teardown),
         cmocka_unit_test_setup_teardown(test_conditions_of_another_remote, setup, teardown),
         cmocka_unit_test_setup_teardown(test_fetch_ends_while_put_begins, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_checked_while_one_is_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(test_delete_and_condition, setup, teardown),
         cmocka_unit_test_setup_teardown(test_upload_through, setup, teardown),
         cmocka_unit_test_setup_teardown(test_upload_condition, setup, teardown),

@@ -262,6 +262,8 @@ int fetch_get(struct tier *t, struct tier_bucket *b, const void *key, size_t key
 void fetch_unref(struct fetch *f);
 /* Under the lock: so many bytes from `offset` on lie in the file. */
 uint64_t fetch_readable(const struct fetch *f, uint64_t offset);
+/* Under the lock: a reader may have had all of it. It is being committed. */
+bool fetch_is_whole(const struct fetch *f);
 /* Under the lock: a reader waits for this one. */
 void fetch_wants(struct fetch *f, struct fetch_want *want, uint64_t offset);
 /* Something else is, or will be, stored under this key: what a fetch of it brings from here on is not kept, and what one is about to keep is waited for. */
