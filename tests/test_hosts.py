@@ -267,8 +267,7 @@ def test_a_node_is_killed_while_ranks_push(leat, pair):
     there = leat.open("leat://pushed", socket=pair.daemons[B].socket)
     with pytest.raises(leat.PeerGone, match="no source"):
         there.read_batch(range(100), timeout=20)
-    said = a.query("stat", "pushed")
-    assert said["lost_samples"] > 0
+    assert leat.stat("pushed", socket=a.socket)["lost_samples"] > 0
 
 
 def test_what_the_dead_did_not_hold_goes_on(leat, pair):
