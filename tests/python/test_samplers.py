@@ -277,7 +277,10 @@ def test_a_batch_sampler_without_end(numbers, more, small_head):
 
 
 @WAYS
-def test_large_batches_are_drawn_as_they_are_needed(numbers, more):
+def test_large_batches_are_drawn_as_they_are_needed(numbers, more, monkeypatch):
+    monkeypatch.setattr(_plan, "HEAD", 1024)
+    size = _plan.HEAD // 16
+
     class Large:
         drawn = 0
 
@@ -285,14 +288,14 @@ def test_large_batches_are_drawn_as_they_are_needed(numbers, more):
             for k in itertools.count():
                 self.drawn += 1
                 assert self.drawn < 200
-                yield np.arange(k, k + 4096) % N
+                yield np.arange(k, k + size) % N
 
     batches = Large()
     loader = leat.Loader(numbers, batch_sampler=batches, prefetch=3, **more)
     for k, batch in enumerate(itertools.islice(loader, 40)):
-        assert batch.ids.tolist() == (np.arange(k, k + 4096) % N).tolist() and batch.position == k * 4096
+        assert batch.ids.tolist() == (np.arange(k, k + size) % N).tolist() and batch.position == k * size
         del batch
-        assert batches.drawn * 4096 < k * 4096 + 4 * _plan.HEAD
+        assert batches.drawn * size < k * size + 4 * _plan.HEAD
     loader.close()
 
 
