@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "backend/backend.h"
+#include "backend/reader.h"
 #include "http/client/testing.h"
 #include "base/clock.h"
 #include "failalloc.h"
@@ -231,6 +231,60 @@ static void test_allocations(void **state)
     assert_true(refused > 20);
 }
 
+/* The same of a reader: one read in pieces, and one operation. */
+static int work_reader(struct leat_error *err)
+{
+    struct reader *r = NULL;
+    struct reader_file *f = NULL;
+    struct backend_stat stat;
+    struct iovec iov[] = {{dst, 70000}, {dst + 70000, OBJECT - 70000}};
+    struct reader_config config = {.session = {.connections = 3,
+                                               .block_bytes = 64 * KIB,
+                                               .endpoint = url,
+                                               .region = "us-east-1",
+                                               .given = true,
+                                               .tries = 3,
+                                               .identity = "me"}};
+    *err = (struct leat_error){0};
+    memset(dst, 0, sizeof(dst));
+    int rc = reader_new(&config, &r, err);
+    if (rc == 0)
+        rc = reader_open(r, "s3://bucket/key", NULL, OBJECT, true, &f);
+    if (rc == 0) {
+        struct reader_request read = {.file = f, .read = {.bytes = OBJECT, .pieces = iov, .npieces = 2}};
+        rc = reader_run(r, &read, err);
+        assert_true(rc < 0 || memcmp(dst, object, OBJECT) == 0);
+    }
+    if (rc == 0) {
+        struct reader_request op = {.op = {.kind = BACKEND_STAT, .uri = "s3://bucket/key", .stat = &stat}};
+        rc = reader_run(r, &op, err);
+        assert_true(rc < 0 || stat.bytes == OBJECT);
+    }
+    reader_close(f);
+    reader_free(r);
+    return rc;
+}
+
+static void test_reader_allocations(void **state)
+{
+    (void)state;
+    unsigned refused = 0;
+    for (unsigned nth = 1, calm = 0; calm < 3; nth++) { /* threads do not count alike each time */
+        struct leat_error err;
+        server_renew();
+        size_t before = failalloc_live();
+        failalloc_arm(nth);
+        int rc = work_reader(&err);
+        calm = failalloc_disarm() < nth ? calm + 1 : 0;
+        if (rc != 0 && rc != -ENOMEM && rc != -EAGAIN)
+            fail_msg("allocation %u: %d, %s", nth, rc, err.message);
+        if (failalloc_live() != before)
+            fail_msg("allocation %u: %zu blocks are left", nth, failalloc_live() - before);
+        refused += rc != 0;
+    }
+    assert_true(refused > 10);
+}
+
 /* --- calls that fail --------------------------------------------------------------------------------------------------- */
 
 enum call { SOCKET, CONNECT, SEND, RECV, CALLS };
@@ -341,6 +395,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_allocations, teardown),
+        cmocka_unit_test_teardown(test_reader_allocations, teardown),
         cmocka_unit_test_teardown(test_calls, teardown),
         cmocka_unit_test_teardown(test_no_network, teardown),
     };
