@@ -54,8 +54,9 @@ struct backend_config {
     /* Looked at while something is waited for (lists, stat, put, pread, wait): true ends it with -ECANCELED. NULL: nobody cancels. */
     const atomic_bool *cancelled;
     /*
-     * Sessions of one endpoint with the same identity share, in all of the process, how much its server takes, and the pauses that it asks for. Whose
-     * requests they are, in any words (not copied); NULL: this one shares with none. S3's.
+     * Whose requests they are, in any words (not kept). Sessions of one endpoint with the same identity share,
+     * in all of the process, how much its server takes, and the pauses that it asks for. NULL: this one shares
+     * with none. S3's.
      */
     const char *identity;
     bool stay; /* a redirection to another host is refused, not followed */
@@ -112,7 +113,8 @@ struct backend_read {
 
 enum backend_op_kind { BACKEND_STAT, BACKEND_DELETE, BACKEND_COPY };
 
-/* What is asked of one object beside its bytes: as backend_stat_object, backend_delete and backend_copy, which are these, waited for. */
+/* What is asked of one object beside its bytes: as backend_stat_object, backend_delete and backend_copy, which
+ * are these, waited for. */
 struct backend_op {
     /* in; the caller's, unchanged until done() */
     enum backend_op_kind kind;
@@ -191,8 +193,9 @@ void backend_submit(struct backend *b, struct backend_read *read);
 /* Gives it up: returns when nothing touches its destination any more; done() is not called. */
 void backend_cancel(struct backend *b, struct backend_read *read);
 /*
- * The same for operations, which backend_wait counts as reads. Many are under way at a time, in no order. A deadline of a folder's is looked at
- * when a thread begins with it, no more. The cancelling of a copy in parts waits until they are taken away; not in a callback of the session.
+ * The same for operations, which backend_wait counts as reads. Many are under way at a time, in no order. A
+ * folder looks at a deadline when a thread begins with the operation, no more. To cancel a copy in parts waits
+ * until they are taken away: not in a callback of the session.
  */
 void backend_op_submit(struct backend *b, struct backend_op *op);
 void backend_op_cancel(struct backend *b, struct backend_op *op);

@@ -2,11 +2,14 @@
 /*
  * reader.c: threads with a session each.
  *
- * Happy path: a thread gives its session what is queued, up to `depth` at a time, and waits for one to end, or to be woken by another
- * request. Files are bound to a thread, which opens them with their first read; operations go to the threads in order.
- * Failure modes: a session that cannot wait any more (-ECANCELED: the user interrupted it) ends what it has with that, and what comes later.
- * Invariants: everything but a session and what it has is under the lock. A request is in one list: of what is queued, or of what runs. It is
- * OVER before its done() is called, and `calling` names it until that has returned.
+ * Happy path: a thread gives its session what is queued, up to `depth` at a time, and waits for one to end,
+ * or to be woken by another request. Files are bound to a thread, which opens them with their first read;
+ * operations go to the threads in order.
+ * Failure modes: a session that cannot wait any more (-ECANCELED: the user interrupted it) ends what it has
+ * with that, and what comes later.
+ * Invariants: everything but a session and what it has is under the lock. A request is in one list: of what
+ * is queued, or of what runs. It is OVER before its done() is called, and `calling` names it until that has
+ * returned.
  */
 #include "backend/reader.h"
 
@@ -18,10 +21,9 @@
 
 #define DEPTH 256u
 #define QUEUE 4096u
-#define IDLE_NS                                                                                              \
-    (20 *                                                                                                    \
-     NS_PER_S) /* a session is turned so long after its last request, and closes its connections in that time */
-#define TURN_NS NS_PER_S /* so often */
+/* A session without requests is turned for so long, and so often: it closes its connections in that time. */
+#define IDLE_NS (20 * NS_PER_S)
+#define TURN_NS NS_PER_S
 
 enum request_state { QUEUED, RUNNING, OVER };
 
@@ -160,7 +162,8 @@ static void request_begin(struct reader_thread *t, struct reader_request *rq)
         request_over(rq, rc, &err);
 }
 
-/* Under the lock: those of one list whose time is over (a session looks at those of its operations itself), and when the next one's is. */
+/* Under the lock: those of one list whose time is over (a session looks at those of its operations itself),
+ * and when the next one's is. */
 static bool expire_one(struct reader_thread *t, struct list *list, uint64_t now)
 {
     list_for_each (node, list) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The reader: many threads that submit, two that read; deadlines, cancelled requests, no room; sessions that share what a server says of its load. */
+/* The reader: many threads that submit, two that read; deadlines, cancelled requests, no room; sessions that
+ * share what a server says of its load. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pieces.h: memory that need not be one piece: where bytes that are read go. A cursor, by value: what it has passed is not in it any more.
- * The memory, and the list of the pieces behind the first, belong to the caller and outlive it.
+ * pieces.h: memory that need not be one piece: where bytes that are read go. A cursor, by value: what it has
+ * passed is not in it any more. The memory, and the list of the pieces behind the first, belong to the caller
+ * and outlive it.
  */
 #ifndef BASE_PIECES_H
 #define BASE_PIECES_H
@@ -22,7 +23,8 @@ static inline struct pieces pieces_one(void *at, uint64_t bytes)
     return (struct pieces){.at = at, .left = bytes};
 }
 
-/* So many bytes further; at most to the end. What is left then begins at `at`, also where a piece ended there. */
+/* So many bytes further; at most to the end. What is left then begins at `at`, also where a piece ended
+ * there. */
 static inline void pieces_skip(struct pieces *p, uint64_t bytes)
 {
     while (bytes >= p->left && p->nmore) {
@@ -67,7 +69,8 @@ static inline void pieces_put(struct pieces *p, const void *data, uint64_t bytes
     }
 }
 
-/* The next ones, at most so many bytes and `max` pieces, for readv: how many pieces, and of how many bytes. */
+/* The next ones, at most so many bytes and `max` pieces, for readv: how many pieces, and of how many bytes.
+ * */
 static inline unsigned pieces_iov(struct pieces p, uint64_t most, struct iovec *iov, unsigned max,
                                   size_t *ret_bytes)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* testing_pieces.h: for tests: a place of pieces of odd lengths, some empty, with bytes between them that are not to be written to. */
+/* testing_pieces.h: for tests: a place of pieces of odd lengths, some empty, with bytes between them that are
+ * not to be written to. */
 #ifndef BASE_TESTING_PIECES_H
 #define BASE_TESTING_PIECES_H
 

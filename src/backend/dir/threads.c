@@ -2,9 +2,12 @@
 /*
  * threads.c: the threads of a folder's session, started with the first read.
  *
- * Happy path: a work is run by the next thread that is free, comes back by a list, and is over in dir_work_reap, on the session's thread.
- * Failure modes: fewer threads than wanted can be started: those that are do it all. A file system that hangs keeps its thread, and the end.
- * Invariants: todo, finished and stop are under the lock; wake_fd is readable when `finished` is not empty, or the session was woken.
+ * Happy path: a work is run by the next thread that is free, comes back by a list, and is over in
+ * dir_work_reap, on the session's thread.
+ * Failure modes: fewer threads than wanted can be started: those that are do it all. A file system that hangs
+ * keeps its thread, and the end.
+ * Invariants: todo, finished and stop are under the lock; wake_fd is readable when `finished` is not empty,
+ * or the session was woken.
  */
 #include <poll.h>
 #include <signal.h>

@@ -2,9 +2,11 @@
 /*
  * op.c: what is asked of one object beside its bytes (copies: put.c), any number at a time.
  *
- * Happy path: HEAD says what an object is: length, ETag, time, checksums, and what was stored with it. DELETE takes it away.
- * Failure modes: a link is signed for one method, GET, and some servers have no other: then a GET of one byte is asked what HEAD was, or (an
- * object of no bytes has no first one: 416) of all. If that is refused too, the first answer counts.
+ * Happy path: HEAD says what an object is: length, ETag, time, checksums, and what was stored with it. DELETE
+ * takes it away.
+ * Failure modes: a link is signed for one method, GET, and some servers have no other: then a GET of one byte
+ * is asked what HEAD was, or (an object of no bytes has no first one: 416) of all. If that is refused too,
+ * the first answer counts.
  * Invariants: done() runs once, in s3_wait; after s3_op_cancel nothing of an operation is touched.
  */
 #include <ctype.h>

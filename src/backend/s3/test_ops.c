@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stat, delete and copy, many at a time, against a scripted server: each ends once, with its own result; cancelled; out of time. */
+/* stat, delete and copy, many at a time, against a scripted server: each ends once, with its own result;
+ * cancelled; out of time. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +27,8 @@ static unsigned number_of(const char *path)
     return k;
 }
 
-/* Keys k0 ...: every fourth is missing, every fourth comes with the second try, every fourth may not be asked for. */
+/* Keys k0 ...: every fourth is missing, every fourth comes with the second try, every fourth may not be asked
+ * for. */
 static void talk_keys(struct web_peer *p)
 {
     char path[256], head[200];

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * throttle.c: a share in [0, 1] of what each session may have under way, and a time before which nothing new is begun.
+ * throttle.c: a share in [0, 1] of what each session may have under way, and a time before which nothing new
+ * is begun.
  *
- * Invariants: the table has those with a name and a reference; `refs` and the table are under its lock, the rest is atomic.
+ * Invariants: the table has those with a name and a reference; `refs` and the table are under its lock, the
+ * rest is atomic.
  */
 #include "backend/s3/throttle.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * throttle.h: how much of what a session may have under way its server takes at present. Sessions of one endpoint with one identity may share it:
- * what one of them learns holds for all. Any thread.
+ * throttle.h: how much of what a session may have under way its server takes at present. Sessions of one
+ * endpoint with one identity may share it: what one of them learns holds for all. Any thread.
  */
 #ifndef BACKEND_S3_THROTTLE_H
 #define BACKEND_S3_THROTTLE_H
@@ -10,7 +10,8 @@
 
 struct throttle;
 
-/* The one of this name in this process, or a new one; NULL: one of the caller's own, which knows no pauses. -ENOMEM */
+/* The one of this name in this process, or a new one; NULL: one of the caller's own, which knows no pauses.
+ * -ENOMEM */
 int throttle_get(const char *name, struct throttle **ret_throttle);
 void throttle_unref(struct throttle *t); /* NULL is fine */
 /* So many of `most` at a time: at least one. */
