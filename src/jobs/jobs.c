@@ -452,7 +452,8 @@ int jobs_abort(struct jobs *jobs, uint64_t id)
 static void info_of(const struct job *job, uint64_t now_ns, struct job_info *ret)
 {
     *ret = (struct job_info){.id = job->id,
-                             .state = job->state,
+                             .state = job->state == JOB_RUNNING && atomic_load(&job->abort) ? JOB_ABORTING
+                                                                                            : job->state,
                              .durable = job->durable,
                              .restarts = job->restarts,
                              .began_ns = job->began_ns,

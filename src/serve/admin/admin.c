@@ -423,6 +423,7 @@ int admin_new(const struct admin_config *config, struct admin **ret_admin, struc
         free(admin);
         return error_set(err, rc, "the page of the administration cannot be prepared");
     }
+    pthread_mutex_init(&admin->scrub_lock, NULL);
     scrub_register(admin);
     *ret_admin = admin;
     return 0;
@@ -430,6 +431,9 @@ int admin_new(const struct admin_config *config, struct admin **ret_admin, struc
 
 void admin_free(struct admin *admin)
 {
+    if (!admin)
+        return;
+    pthread_mutex_destroy(&admin->scrub_lock);
     free(admin);
 }
 

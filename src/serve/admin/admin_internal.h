@@ -4,6 +4,7 @@
 #define SERVE_ADMIN_INTERNAL_H
 
 #include <jansson.h>
+#include <pthread.h>
 
 #include "serve/admin/admin.h"
 
@@ -12,6 +13,8 @@ struct admin {
     _Atomic(struct http_server *) server;
     uint64_t started_ns;
     struct job_kind scrub;
+    pthread_mutex_t
+        scrub_lock;   /* a pass begins, or is stopped: so that none begins for a job that was aborted */
     char policy[320]; /* the page's Content-Security-Policy */
 };
 

@@ -35,38 +35,6 @@ static bool scrub_progress(struct store *store, struct store_status *s, struct j
     return asked;
 }
 
-static int scrub_run(void *user, struct job *job, struct leat_error *err)
-{
-    struct store *store = user;
-    AUTO_FREE struct store_status *s = malloc(sizeof(*s));
-    if (!s)
-        return -ENOMEM;
-    store_scrub_resume(store, job_began_ns(job));
-    while (scrub_progress(store, s, job) && !job_sleep(job, POLL_NS))
-        ;
-    job_set(job, JOB_TOTAL_KNOWN, 1);
-    for (unsigned i = 0; i < s->npaths; i++)
-        if (s->paths[i].state != STORE_PATH_OK)
-            job_item_failed(job, s->paths[i].error);
-    return 0;
-}
-
-static void scrub_abort(void *user)
-{
-    store_scrub_stop(user);
-}
-
-void scrub_register(struct admin *admin)
-{
-    admin->scrub = (struct job_kind){.name = scrub_name,
-                                     .user = admin->config.store,
-                                     .run = scrub_run,
-                                     .resumes = true,
-                                     .single = true,
-                                     .abort = scrub_abort};
-    jobs_register(admin->config.jobs, &admin->scrub);
-}
-
 /* Of the scrub that runs; 0: none. */
 static uint64_t scrub_job(struct admin *admin)
 {
@@ -78,6 +46,46 @@ static uint64_t scrub_job(struct admin *admin)
         if (infos[i].state == JOB_RUNNING && strcmp(infos[i].kind, scrub_name) == 0)
             return infos[i].id;
     return 0;
+}
+
+static int scrub_run(void *user, struct job *job, struct leat_error *err)
+{
+    struct admin *admin = user;
+    struct store *store = admin->config.store;
+    AUTO_FREE struct store_status *s = malloc(sizeof(*s));
+    if (!s)
+        return -ENOMEM;
+    pthread_mutex_lock(&admin->scrub_lock);
+    if (!job_aborted(job))
+        store_scrub_resume(store, job_began_ns(job));
+    pthread_mutex_unlock(&admin->scrub_lock);
+    while (scrub_progress(store, s, job) && !job_sleep(job, POLL_NS))
+        ;
+    job_set(job, JOB_TOTAL_KNOWN, 1);
+    for (unsigned i = 0; i < s->npaths; i++)
+        if (s->paths[i].state != STORE_PATH_OK)
+            job_item_failed(job, s->paths[i].error);
+    return 0;
+}
+
+static void scrub_abort(void *user)
+{
+    struct admin *admin = user;
+    pthread_mutex_lock(&admin->scrub_lock);
+    if (!scrub_job(admin)) /* it is not of another one, begun since */
+        store_scrub_stop(admin->config.store);
+    pthread_mutex_unlock(&admin->scrub_lock);
+}
+
+void scrub_register(struct admin *admin)
+{
+    admin->scrub = (struct job_kind){.name = scrub_name,
+                                     .user = admin,
+                                     .run = scrub_run,
+                                     .resumes = true,
+                                     .single = true,
+                                     .abort = scrub_abort};
+    jobs_register(admin->config.jobs, &admin->scrub);
 }
 
 /* --- its JSON ------------------------------------------------------------------------------------------------------------------ */
@@ -136,24 +144,32 @@ int v1_scrub(struct admin_task *v)
     return rc < 0 || !v->out ? -ENOMEM : 0;
 }
 
+/* Under scrub_lock: it has begun when this returns, for an answer that shows it. */
+static int scrub_start(struct admin *admin, struct leat_error *err)
+{
+    AUTO_FREE struct job_info *info = malloc(sizeof(*info));
+    uint64_t id = scrub_job(admin);
+    if (!info)
+        return -ENOMEM;
+    if (id) {
+        store_scrub_start(admin->config.store); /* the one that runs begins again */
+        return 0;
+    }
+    int rc = jobs_start(admin->config.jobs, &(struct job_spec){.kind = scrub_name, .subject = ""}, &id, err);
+    if (rc == 0 && jobs_get(admin->config.jobs, id, info) == 0 && info->state == JOB_RUNNING)
+        store_scrub_resume(admin->config.store, info->began_ns);
+    return rc;
+}
+
 int v1_scrub_start(struct admin_task *v)
 {
     if (json_object_size(v->in))
         return error_set(&v->err, LEAT_INVALID, "nothing is to be said of a scrub: {}");
-    struct store *store = v->admin->config.store;
-    struct jobs *jobs = v->admin->config.jobs;
-    AUTO_FREE struct job_info *info = malloc(sizeof(*info));
-    uint64_t id = scrub_job(v->admin);
-    int rc = info ? 0 : -ENOMEM;
-    if (rc == 0 && id)
-        store_scrub_start(store); /* the one that runs begins again */
-    else if (rc == 0)
-        rc = jobs_start(jobs, &(struct job_spec){.kind = scrub_name, .subject = ""}, &id, &v->err);
+    pthread_mutex_lock(&v->admin->scrub_lock);
+    int rc = scrub_start(v->admin, &v->err);
+    pthread_mutex_unlock(&v->admin->scrub_lock);
     if (rc < 0)
         return rc;
-    if (jobs_get(jobs, id, info) == 0 && info->state == JOB_RUNNING)
-        store_scrub_resume(store,
-                           info->began_ns); /* for an answer that shows it: its thread may not have begun */
     v->status = 202;
     return v1_scrub(v);
 }
