@@ -442,8 +442,10 @@ def test_the_private_daemon_is_nobodys_child_and_holds_nothing_of_its_starter(ho
 
 
 def test_a_private_daemon_ends_after_it_lingered(host, array):
+    client = host.python("say('up'); ws = leat.open(argv[0], socket=hear()); ws[0]; say('there'); hear()", array)
+    client.hear()  # its imports may take longer than the daemon waits for a first client
     daemon = host.daemon(SMALL, options=["--idle-timeout", "3s"])
-    client = host.python("ws = leat.open(argv[0], socket=argv[1]); ws[0]; say('there'); hear()", array, daemon.socket)
+    client.tell(daemon.socket)
     client.hear()
     client.kill()
     daemon.process.wait(lib_host.PATIENCE)
