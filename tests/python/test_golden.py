@@ -5,6 +5,7 @@ A job that saved its state with an older Leat resumes with a newer one. So none 
 change of the order, not a value to record again. `LEAT_GOLDEN=record` adds the vectors of a new case, and leaves recorded ones alone.
 """
 
+import collections
 import hashlib
 import itertools
 import json
@@ -175,3 +176,49 @@ def test_states_of_recordings(tmp_path):
         (folder / f"{i}.pcm").write_bytes(np.arange(length, dtype="<i4").tobytes())
     ws = leat.open(folder, window=8, stride=4, rows=("<i4", ()))
     resumed(lambda **ranks: leat.Loader(ws, 4, seed=8, **ranks), "recordings", 3)
+
+
+WEIGHTS = 1.0 / np.arange(1, N + 1)
+STATES = {
+    "plain": {"seed": 8, "shuffle": "full"},
+    "in order": {"seed": 1, "shuffle": False},
+    "blocks": {"seed": 2**63 + 5, "shuffle": "block:50"},
+    "skips": {"seed": 8, "skip_ranges": [(0, 3), (5, 100), (700, 900), (1000, 2000)]},
+    "weighted": {"seed": 8, "sampler": lambda: leat.WeightedSampler(WEIGHTS, 500, seed=9)},
+    "weighted once": {"seed": 8, "sampler": lambda: leat.WeightedSampler(WEIGHTS, 500, replacement=False, seed=9)},
+    "mixture": {"seed": 8, "shuffle": "full", "skip_ranges": [(3, 10), (1490, 1600)]},
+    "mixture of blocks": {"seed": 3, "shuffle": "block:16"},
+}
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("case", STATES)
+def test_states_resume_on_other_ranks(numbers, mixture, case, drop_last, world):
+    """Written in the middle of the second epoch on `world` ranks. What is left of it and the next epoch, on 1, 2 and 3 ranks, is what was recorded: ids,
+    sets, positions and padding."""
+    name, options = f"written {case} drop_last={drop_last} world={world}", dict(STATES[case])
+    make = options.pop("sampler", lambda: None)
+
+    def loader(rank, world, batch_size):
+        ws = mixture if case.startswith("mixture") else numbers
+        return leat.Loader(ws, batch_size, rank=rank, world_size=world, drop_last=drop_last, sampler=make(), **options)
+
+    def described(batches):
+        seen = [(batch.position, batch.ids.tolist(), np.asarray(batch.valid).tolist(), getattr(batch, "source", np.empty(0)).tolist()) for batch in batches]
+        return [len(seen), hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:32]]
+
+    loaders = [loader(rank, world, 12) for rank in range(world)]
+    for one in loaders:
+        collections.deque(one, 0)
+        collections.deque(itertools.islice(one, 5), 0)
+    state = json.loads(json.dumps(loaders[0].state_dict()))
+    assert state["epoch"] == 1 and all(one.state_dict() == state for one in loaders)
+    after = {}
+    for others, batch_size in ((1, 12), (2, 7), (3, 20)):
+        after[str(others)] = []
+        for rank in range(others):
+            other = loader(rank, others, batch_size)
+            other.load_state_dict(GOLDEN.get(name, {"state": state})["state"])
+            after[str(others)].append([described(other), described(other)])
+    golden(name, {"state": state, "after": after})
