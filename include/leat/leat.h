@@ -16,7 +16,7 @@
  *    default. Of a shorter one (an older program's) the rest is taken as zero; in a longer one (a newer program's) what this
  *    library does not know must be zero, LEAT_UNSUPPORTED otherwise. Structs that the library fills are filled as far as `size`
  *    goes, and zero behind what it knows; of those that it hands to a callback it sets `size` itself. An array of such structs
- *    has one size throughout, that of its first. struct leat_error and leat_order have no `size`: theirs never changes.
+ *    has one size throughout, that of its first. Error, order, plan and run have no `size`: theirs never changes.
  *  - Unknown bits in `flags` are LEAT_INVALID. Every buffer comes with its length, which is checked before it is used.
  *  - Deadlines are durations in nanoseconds from the call; 0 means the client's default (30 s), UINT64_MAX none. What may
  *    rightly take longer than that says so below. Waiting for another thread that uses the same view counts as well.
@@ -485,6 +485,60 @@ uint64_t leat_order_at(const struct leat_order *order, uint64_t position);
 /* The samples at positions [first, first + count). LEAT_INVALID, and nothing is written, when that goes past the end. */
 int leat_order_fill(const struct leat_order *order, uint64_t first, unsigned count, uint64_t *ret_ids);
 
+/* --- plan: which samples stand in which step of an epoch ------------------------------------------------------------ */
+
+/*
+ * Positions [0, length) count the samples of all ranks. The sample at a position follows from n, seed, epoch, block,
+ * fingerprint, skips and parts alone. Positions from `length` on are padding: the epoch's first samples again.
+ * Step s takes the G = batch_size * world_size positions from first_position + s * G on, each rank its slice of them;
+ * keep_tail says what becomes of the last, short one. Training resumes behind step s at position
+ * MIN(first_position + (s + 1) * G, length): a plan that begins there, on any ranks, has exactly the rest.
+ *
+ * A mixture draws from several sets in proportion to their weights. Each has an order of its own, which continues from
+ * epoch to epoch. Ids count the samples of all sets, one set after another. Their bits from LEAT_PLAN_ID_BITS on count the
+ * epochs of the set that have ended since this epoch began, modulo 2^20: a sample that comes again has another id.
+ *
+ * Pure functions without I/O, allocation or locks, for any thread.
+ */
+#define LEAT_PLAN_ID_BITS 44
+#define LEAT_PLAN_ID_MASK ((1ull << LEAT_PLAN_ID_BITS) - 1)
+/* Of this size for good: a value that may be copied. Arrays and strings stay the caller's, unchanged while it is used. */
+struct leat_plan {
+    /* Set by the caller, everything else to 0, which is also each one's default */
+    uint64_t n;                  /* positions before skips: samples of the set; of a mixture any number */
+    uint64_t seed, epoch, block; /* as of leat_order_init */
+    const char *fingerprint;     /* 32 hex digits or NULL; of a mixture 32 for each set, not separated */
+    const uint64_t *skips;       /* nskips rising, disjoint ranges [first, end) of [0, n) that are left out */
+    uint64_t nskips;             /* pairs */
+    const uint64_t *weights, *lengths; /* of each set of a mixture; all weights together below 2^25 */
+    uint64_t nparts;                   /* sets of a mixture, at most 256; 0: one set, no mixture */
+    uint64_t first_position;
+    unsigned batch_size, rank, world_size; /* 0: no steps; 0, 0: one rank */
+    int keep_tail;                         /* as of leat_iter_options */
+    /* Filled by leat_plan_init */
+    uint64_t length, steps; /* positions of the epoch; batches of this rank from first_position on */
+    uint64_t full_steps, tail_first, tail_count, base, weight; /* private from here */
+    struct leat_order order;
+    uint64_t reserved[12]; /* 0 */
+};
+/* LEAT_INVALID, and the plan stays as it was: err says what is possible. A mixture ends after 2^38 samples of all epochs. */
+int leat_plan_init(struct leat_plan *plan, struct leat_error *err);
+/* Positions [*ret_first, + *ret_count) of this rank's batch of a step. LEAT_INVALID: step >= steps. */
+int leat_plan_step(const struct leat_plan *plan, uint64_t step, uint64_t *ret_first, unsigned *ret_count);
+/* The ids at positions [first, first + count), first + count below 2^64. LEAT_INVALID: an epoch without samples. */
+int leat_plan_ids(const struct leat_plan *plan, uint64_t first, uint64_t count, uint64_t *ret_ids);
+
+/* From a position of an epoch on, steps have global_batch samples, batch_size of each rank (0: not known). */
+struct leat_plan_run { /* of this size for good */
+    uint64_t epoch, position, global_batch, batch_size;
+};
+/*
+ * Step `step` of the plan's epoch, counted from its start through all runs, which rise. *ret_run begins with that step,
+ * *ret_count is its samples without padding. The plan's own steps do not matter. LEAT_NOT_FOUND: err says how many there are.
+ */
+int leat_plan_find(const struct leat_plan *plan, const struct leat_plan_run *runs, uint64_t nruns,
+                   uint64_t step, struct leat_plan_run *ret_run, uint64_t *ret_count, struct leat_error *err);
+
 /* --- batches of an epoch, read ahead ----------------------------------------------------------------------------- */
 
 #define LEAT_SHUFFLE_AUTO 1u /* block = 0 for sets in the pool, a stated block for streamed ones */
@@ -502,7 +556,7 @@ struct leat_iter_options {
      * all ranks, with the epoch's first positions again: what stands at a position >= the epoch's length is padding */
     int keep_tail;
     unsigned ahead; /* batches read ahead by the iterator's thread; 0: slots - 1; at most slots - 1 */
-    /* Not NULL: a plan of the caller's instead of an order. This rank's samples, one batch after another, of which batch b ends
+    /* Not NULL: ids of the caller's instead of an order. This rank's samples, one batch after another, of which batch b ends
      * before ends[b]; read during the call only; positions count ids. Of the members above, ahead counts, and block: what is
      * fetched of a streamed set comes in whole blocks of so many samples, which pays where those of a block are near in time */
     const uint64_t *ids;
@@ -510,7 +564,7 @@ struct leat_iter_options {
     const uint64_t *ends; /* rising, the last one nids; NULL: batch_size each */
     uint64_t nends;
 };
-/* Step s takes positions [s*G, (s+1)*G), G = batch_size * world_size; this rank its contiguous slice of them. */
+/* The steps are those of leat_plan. */
 int leat_iterate(struct leat_view *view, const struct leat_iter_options *options, struct leat_iter **ret_iter,
                  struct leat_error *err);
 /* Next batch, in order. *ret_batch = NULL at the end of the epoch. */

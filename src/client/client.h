@@ -2,13 +2,14 @@
 /*
  * client.h: inside of the DataClient (include/leat/leat.h is its face).
  *
- *   connect.c  find or start the daemon, hello          order.c   epoch order: pure
+ *   connect.c  find or start the daemon, hello          order.c    epoch order: pure
  *   rpc.c      one socket, many threads: calls, events   rails.c   this process's endpoints to the nodes, and their credit
  *   ws.c       working sets: index, live table, regions  view.c    ring of slots: holders, quarantine, release events
  *   gather.c   parts -> pieces -> transports -> CRC      stream.c  the window of a set larger than the pool
  *   batch.c    read, hold and ReadBatch                  push.c    create and push
  *   options.c  structs of programs older and newer       query.c   query, drop, verify, stop, counters
  *   iter.c     epoch iterator: reads ahead               info.c    what the index tells
+ *   plan.c     samples of a step, mixtures: pure
  *   delivery.c how bytes came, by mechanism and rail     scan.c     a prefix elsewhere, once, in its order
  *
  * Who may touch what. A client's socket is written under `send_lock` and read by one thread at a time, whichever of the

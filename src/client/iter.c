@@ -2,12 +2,10 @@
 /*
  * iter.c: the batches of an epoch, in order, read ahead by a thread into the ring of a view.
  *
- *   thread:   step ──▶ positions of this rank ──▶ leat_order_fill ──▶ batch_fill ──▶ queue (at most `ahead`)
+ *   thread:   step ──▶ leat_plan_step ──▶ leat_plan_ids ──▶ batch_fill ──▶ queue (at most `ahead`)
  *   consumer: leat_next takes from the queue; while it computes nothing between two calls it fills its batch by itself (bypass_score)
  *
- *   step s:  │ rank 0: batch_size │ rank 1 │ … │   G = batch_size * world_size positions from first_position + s * G;
- *   the last, short step is dropped, shared out evenly, or padded from the epoch's start (keep_tail).
- *   Or a plan: the ids of each batch, as the caller gave them.
+ *   Or the ids of each batch, as the caller gave them.
  *
  * Failure modes: an error stands in the queue at its batch's place; once delivered, the next leat_next tries that batch again.
  * A consumer that holds every slot gets LEAT_BUSY instead of waiting for itself. Closing cancels a read in progress, within
@@ -41,11 +39,9 @@
 
 struct leat_iter {
     struct leat_view *view;
-    struct leat_order order;
-    unsigned rank, world, ahead;
-    uint64_t first, global; /* first position; positions a step, all ranks */
-    uint64_t steps, full_steps;
-    uint64_t tail_first, tail_count; /* this rank's share of the short last step */
+    struct leat_plan plan;
+    unsigned ahead;
+    uint64_t steps;
 
     pthread_t thread;
     pthread_mutex_t lock;
@@ -63,41 +59,30 @@ struct leat_iter {
     pthread_t filler;
     uint64_t returned_ns;
     struct leat_error error;
-    uint64_t block;              /* in which a streamed set is read; 0: sample by sample */
-    uint64_t *plan, *plan_ends;  /* the caller's ids instead of an order */
-    uint64_t *ids;               /* the thread's */
-    struct stream_range *ranges; /* the thread's, of a streamed set */
-    unsigned announce_ahead;     /* groups, or batches, that are announced beside the one that is read */
-    uint64_t announced;          /* positions, or steps, below have been announced to the daemon */
+    uint64_t block;               /* in which a streamed set is read; 0: sample by sample */
+    uint64_t *given, *given_ends; /* the caller's ids instead of an order */
+    uint64_t *ids;                /* the thread's */
+    struct stream_range *ranges;  /* the thread's, of a streamed set */
+    unsigned announce_ahead;      /* groups, or batches, that are announced beside the one that is read */
+    uint64_t announced;           /* positions, or steps, below have been announced to the daemon */
 };
 
 static void step_positions(const struct leat_iter *it, uint64_t step, uint64_t *ret_first, unsigned *ret_n)
 {
-    if (it->plan) {
-        uint64_t end = it->plan_ends[step];
-        *ret_first = step ? it->plan_ends[step - 1] : 0;
-        *ret_n = (unsigned)(end - *ret_first);
-    } else if (step < it->full_steps) {
-        *ret_first = it->first + step * it->global + (uint64_t)it->rank * it->view->batch_size;
-        *ret_n = it->view->batch_size;
+    if (it->given) {
+        *ret_first = step ? it->given_ends[step - 1] : 0;
+        *ret_n = (unsigned)(it->given_ends[step] - *ret_first);
     } else {
-        *ret_first = it->tail_first;
-        *ret_n = (unsigned)it->tail_count;
+        leat_plan_step(&it->plan, step, ret_first, ret_n);
     }
 }
 
-/* Positions past the end are padding: the epoch's first ones again. */
 static void step_ids(struct leat_iter *it, uint64_t first, unsigned n, uint64_t *ret_ids)
 {
-    if (it->plan) {
-        memcpy(ret_ids, it->plan + first, n * sizeof(*ret_ids));
-        return;
-    }
-    for (unsigned done = 0, count; done < n; done += count) {
-        uint64_t at = (first + done) % it->order.n;
-        count = (unsigned)MIN((uint64_t)(n - done), it->order.n - at);
-        leat_order_fill(&it->order, at, count, ret_ids + done);
-    }
+    if (it->given)
+        memcpy(ret_ids, it->given + first, n * sizeof(*ret_ids));
+    else
+        leat_plan_ids(&it->plan, first, n, ret_ids);
 }
 
 static bool is_streamed(const struct leat_iter *it, uint64_t first, uint64_t count)
@@ -109,7 +94,7 @@ static bool is_streamed(const struct leat_iter *it, uint64_t first, uint64_t cou
 /* Samples of a block, counted as the working set does. */
 static struct stream_range block_range(const struct leat_iter *it, uint64_t number)
 {
-    uint64_t first = number * it->block, count = MIN(it->block, it->order.n - first);
+    uint64_t first = number * it->block, count = MIN(it->block, it->plan.n - first);
     return (struct stream_range){first * it->view->step, (count - 1) * it->view->step + it->view->window};
 }
 
@@ -174,14 +159,14 @@ static void announce_group(struct leat_iter *it, const uint64_t *blocks, unsigne
 static void announce(struct leat_iter *it, uint64_t step, uint64_t position)
 {
     uint64_t start, end, blocks[LEAT_ORDER_GROUP];
-    if (it->block == 0 || it->plan) {
+    if (it->block == 0 || it->given) {
         it->announced = MAX(it->announced, step);
         for (; it->announced < it->steps && it->announced <= step + it->announce_ahead; it->announced++)
             announce_step(it, it->announced);
         return;
     }
-    for (unsigned k = 0; k <= it->announce_ahead && position < it->order.n; k++, position = end) {
-        unsigned nblocks = order_group(&it->order, position, &start, &end, blocks);
+    for (unsigned k = 0; k <= it->announce_ahead && position < it->plan.n; k++, position = end) {
+        unsigned nblocks = order_group(&it->plan.order, position, &start, &end, blocks);
         if (end <= it->announced)
             continue;
         it->announced = end;
@@ -274,14 +259,14 @@ static unsigned announce_ahead(const struct leat_iter *it)
 {
     struct leat_ws *ws = it->view->ws;
     const struct index_header *h = ws->index.header;
-    const bool groups = it->block > 0 && !it->plan;
-    if (!(ws->info.flags & PROTO_WS_STREAMED) || ws->info.nnodes > 1 || (it->plan && it->block > 1))
+    const bool groups = it->block > 0 && !it->given;
+    if (!(ws->info.flags & PROTO_WS_STREAMED) || ws->info.nnodes > 1 || (it->given && it->block > 1))
         return 1;
     /* As choose_block has it: widened to whole pages, and of samples that may be longer than others. */
     const uint64_t mean = MAX(h->payload_bytes / h->nsamples, 1ull),
                    pages = (uint64_t)h->nfields * INDEX_FILE_ALIGN;
     const uint64_t run = groups ? it->block * it->view->step : it->view->window,
-                   runs = groups ? LEAT_ORDER_GROUP : (uint64_t)it->view->batch_size * it->world;
+                   runs = groups ? LEAT_ORDER_GROUP : (uint64_t)it->view->batch_size * it->plan.world_size;
     const uint64_t bytes = runs * (run * mean / 8 * 9 + pages);
     struct client_rpc_how how = {.deadline_ns = client_deadline(ws->client, 0)};
     uint64_t window;
@@ -304,9 +289,9 @@ static int plan_given(struct leat_iter *it, const struct leat_iter_options *o, s
 {
     const uint64_t n = it->view->length, batch = it->view->batch_size;
     it->steps = o->ends ? o->nends : (o->nids + batch - 1) / batch;
-    it->plan = calloc(o->nids + 1, sizeof(*it->plan));
-    it->plan_ends = calloc(it->steps + 1, sizeof(*it->plan_ends));
-    if (!it->plan || !it->plan_ends)
+    it->given = calloc(o->nids + 1, sizeof(*it->given));
+    it->given_ends = calloc(it->steps + 1, sizeof(*it->given_ends));
+    if (!it->given || !it->given_ends)
         return error_set(err, -ENOMEM, "out of memory for a plan of %llu samples",
                          (unsigned long long)o->nids);
     for (uint64_t i = 0; i < o->nids; i++) {
@@ -314,7 +299,7 @@ static int plan_given(struct leat_iter *it, const struct leat_iter_options *o, s
             return error_set(err, LEAT_INVALID,
                              "sample %llu of a working set of %llu, at place %llu of the plan",
                              (unsigned long long)o->ids[i], (unsigned long long)n, (unsigned long long)i);
-        it->plan[i] = o->ids[i];
+        it->given[i] = o->ids[i];
     }
     uint64_t before = 0;
     for (uint64_t s = 0; s < it->steps; s++) {
@@ -324,49 +309,31 @@ static int plan_given(struct leat_iter *it, const struct leat_iter_options *o, s
                              "batch %llu of the plan has ids [%llu, %llu): 1 to %llu of %llu are possible",
                              (unsigned long long)s, (unsigned long long)before, (unsigned long long)end,
                              (unsigned long long)batch, (unsigned long long)o->nids);
-        it->plan_ends[s] = before = end;
+        it->given_ends[s] = before = end;
     }
-    it->world = 1;
-    it->order.n = n;
+    it->plan.n = n;
+    it->plan.world_size = 1;
     it->block = o->block == LEAT_ORDER_SEQUENTIAL ? 0 : MIN(o->block, n);
-    it->full_steps = it->steps;
     return 0;
 }
 
 static int plan_order(struct leat_iter *it, const struct leat_iter_options *o, struct leat_error *err)
 {
-    uint64_t n = it->view->length, batch = it->view->batch_size;
-    it->rank = o->rank;
-    it->world = o->world_size ? o->world_size : 1;
-    if (it->rank >= it->world)
-        return error_set(err, LEAT_INVALID, "rank %u of a world of %u", it->rank, it->world);
-    if (o->keep_tail < 0 || o->keep_tail > 2)
-        return error_set(err, LEAT_INVALID, "keep_tail %d: 0, 1 and 2 are possible", o->keep_tail);
-    if (o->first_position > n)
-        return error_set(err, LEAT_INVALID, "first_position %llu of an epoch of %llu",
-                         (unsigned long long)o->first_position, (unsigned long long)n);
-    uint64_t block;
-    int rc = choose_block(it->view, o, &block, err);
+    it->plan = (struct leat_plan){.n = it->view->length,
+                                  .seed = o->seed,
+                                  .epoch = o->epoch,
+                                  .fingerprint = it->view->fingerprint,
+                                  .first_position = o->first_position,
+                                  .batch_size = it->view->batch_size,
+                                  .rank = o->rank,
+                                  .world_size = o->world_size,
+                                  .keep_tail = o->keep_tail};
+    int rc = choose_block(it->view, o, &it->plan.block, err);
     if (!rc)
-        rc = leat_order_init(&it->order, n, o->seed, o->epoch, block, it->view->fingerprint, err);
-    it->block = it->order.block == LEAT_ORDER_SEQUENTIAL ? 0 : it->order.block;
-    if (rc)
-        return rc;
-    it->first = o->first_position;
-    it->global = batch * it->world;
-    it->full_steps = (n - it->first) / it->global;
-    it->steps = it->full_steps;
-    uint64_t tail = (n - it->first) % it->global, share_first, share_end;
-    leat_share(tail, it->rank, it->world, &share_first, &share_end);
-    it->tail_first = it->first + it->full_steps * it->global + share_first;
-    it->tail_count = share_end - share_first;
-    if (o->keep_tail == 2 && tail) {
-        it->tail_first = it->first + it->full_steps * it->global + (uint64_t)it->rank * batch;
-        it->tail_count = batch;
-    }
-    if (o->keep_tail && it->tail_count)
-        it->steps++;
-    return 0;
+        rc = leat_plan_init(&it->plan, err);
+    it->block = it->plan.order.block == LEAT_ORDER_SEQUENTIAL ? 0 : it->plan.order.block;
+    it->steps = it->plan.steps;
+    return rc;
 }
 
 static void iter_free(struct leat_iter *it)
@@ -375,8 +342,8 @@ static void iter_free(struct leat_iter *it)
     pthread_mutex_destroy(&it->lock);
     view_unref(it->view);
     free(it->queue);
-    free(it->plan);
-    free(it->plan_ends);
+    free(it->given);
+    free(it->given_ends);
     free(it->ids);
     free(it->ranges);
     free(it);
@@ -464,7 +431,7 @@ uint64_t leat_iter_steps(const struct leat_iter *iter)
 
 uint64_t leat_iter_block(const struct leat_iter *iter)
 {
-    return iter->order.block;
+    return iter->plan.order.block;
 }
 
 /* --- handing out ------------------------------------------------------------------------------------------------------ */
@@ -578,11 +545,4 @@ int leat_next(struct leat_iter *it, uint64_t timeout_ns, struct leat_batch **ret
     it->returned_ns = clock_now_ns();
     pthread_mutex_unlock(&it->lock);
     return rc < 0 ? rc : 0;
-}
-
-void leat_share(uint64_t nsamples, unsigned rank, unsigned world_size, uint64_t *ret_first, uint64_t *ret_end)
-{
-    uint64_t world = world_size ? world_size : 1, each = nsamples / world, extra = nsamples % world;
-    *ret_first = rank * each + MIN((uint64_t)rank, extra);
-    *ret_end = *ret_first + each + (rank < extra);
 }

@@ -39,6 +39,8 @@ ENDS_WITH(leat_create_options, timeout_ns);
 ENDS_WITH(leat_push_field, nlengths);
 _Static_assert(sizeof(struct leat_error) == 512, "leat_error");
 _Static_assert(sizeof(struct leat_order) == 256, "leat_order");
+_Static_assert(sizeof(struct leat_plan) == 512, "leat_plan");
+_Static_assert(sizeof(struct leat_plan_run) == 32, "leat_plan_run");
 
 struct ours {
     size_t size;
