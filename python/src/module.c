@@ -5,8 +5,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <structmember.h>
 
-PyTypeObject *client_type, *set_type, *ring_type, *iter_type, *holder_type, *memory_type, *order_type,
+PyTypeObject *client_type, *set_type, *ring_type, *iter_type, *holder_type, *memory_type, *plan_type,
     *batch_type, *fast_iter_type, *scan_type;
 
 /* --- gate ------------------------------------------------------------------------------------------------------ */
@@ -91,27 +92,44 @@ void object_free(PyObject *self)
     Py_DECREF(type);
 }
 
-/* --- order ------------------------------------------------------------------------------------------------------- */
+/* --- plan -------------------------------------------------------------------------------------------------------- */
 
-struct order_object {
+struct plan_object {
     PyObject ob_base;
-    struct leat_order order;
+    struct leat_plan plan;
+    PyObject *args; /* what the plan points to */
+    Py_buffer skips, parts;
 };
 
-static PyObject *order_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static void plan_dealloc(struct plan_object *self)
 {
-    uint64_t n, seed, epoch, block;
-    const char *fingerprint = NULL;
-    if (kwargs && PyDict_Size(kwargs))
-        return PyErr_Format(PyExc_TypeError, "Order() takes no keyword arguments");
-    if (!PyArg_ParseTuple(args, "O&O&O&O&|z", to_u64, &n, to_u64, &seed, to_u64, &epoch, to_u64, &block,
-                          &fingerprint))
-        return NULL;
-    struct order_object *self = object_new(type);
+    PyBuffer_Release(&self->skips);
+    PyBuffer_Release(&self->parts);
+    Py_XDECREF(self->args);
+    object_free((PyObject *)self);
+}
+
+static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    struct plan_object *self = object_new(type);
     if (!self)
         return NULL;
+    struct leat_plan *p = &self->plan;
     struct leat_error err = {0};
-    int rc = leat_order_init(&self->order, n, seed, epoch, block, fingerprint, &err);
+    if (!PyArg_ParseTuple(args, "O&O&O&O&|zy*y*O&IIIi", to_u64, &p->n, to_u64, &p->seed, to_u64, &p->epoch,
+                          to_u64, &p->block, &p->fingerprint, &self->skips, &self->parts, to_u64,
+                          &p->first_position, &p->batch_size, &p->rank, &p->world_size, &p->keep_tail)) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    Py_INCREF(args);
+    self->args = args;
+    p->skips = self->skips.buf;
+    p->nskips = (uint64_t)self->skips.len / 16;
+    p->nparts = (uint64_t)self->parts.len / 16;
+    p->weights = self->parts.buf;
+    p->lengths = p->nparts ? p->weights + p->nparts : NULL;
+    int rc = leat_plan_init(p, &err);
     if (rc) {
         Py_DECREF((PyObject *)self);
         return raise_error(rc, &err);
@@ -119,50 +137,69 @@ static PyObject *order_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static PyObject *order_at(struct order_object *self, PyObject *args)
-{
-    uint64_t position;
-    if (!PyArg_ParseTuple(args, "O&", to_u64, &position))
-        return NULL;
-    if (position >= self->order.n)
-        return PyErr_Format(PyExc_IndexError, "position %llu of an order of %llu",
-                            (unsigned long long)position, (unsigned long long)self->order.n);
-    return PyLong_FromUnsignedLongLong(leat_order_at(&self->order, position));
-}
-
-static PyObject *order_fill(struct order_object *self, PyObject *args)
+static PyObject *plan_fill(struct plan_object *self, PyObject *args)
 {
     uint64_t first;
     Py_buffer out;
     if (!PyArg_ParseTuple(args, "O&w*", to_u64, &first, &out))
         return NULL;
-    uint64_t count = (uint64_t)out.len / 8;
-    if (first > self->order.n || count > self->order.n - first) {
-        PyBuffer_Release(&out);
-        return PyErr_Format(PyExc_IndexError, "positions past the end of an order of %llu",
-                            (unsigned long long)self->order.n);
-    }
+    int rc;
     Py_BEGIN_ALLOW_THREADS;
-    uint64_t *ids = out.buf;
-    for (uint64_t done = 0; done < count;) {
-        unsigned step = count - done < (1u << 30) ? (unsigned)(count - done) : 1u << 30;
-        leat_order_fill(&self->order, first + done, step, ids + done);
-        done += step;
-    }
+    rc = leat_plan_ids(&self->plan, first, (uint64_t)out.len / 8, out.buf);
     Py_END_ALLOW_THREADS;
     PyBuffer_Release(&out);
+    if (rc)
+        return PyErr_Format(PyExc_IndexError, "an epoch of no samples");
     Py_RETURN_NONE;
 }
 
-static PyMethodDef order_methods[] = {
-    {"at", (PyCFunction)order_at, METH_VARARGS, "at(position) -> int"},
-    {"fill", (PyCFunction)order_fill, METH_VARARGS, "fill(first, out: writable buffer of uint64)"},
+static PyObject *plan_step(struct plan_object *self, PyObject *args)
+{
+    uint64_t step, first;
+    unsigned count;
+    if (!PyArg_ParseTuple(args, "O&", to_u64, &step))
+        return NULL;
+    if (leat_plan_step(&self->plan, step, &first, &count))
+        return PyErr_Format(PyExc_IndexError, "step %llu of %llu", (unsigned long long)step,
+                            (unsigned long long)self->plan.steps);
+    return Py_BuildValue("KI", (unsigned long long)first, count);
+}
+
+static PyObject *plan_find(struct plan_object *self, PyObject *args)
+{
+    uint64_t step, count;
+    Py_buffer runs;
+    struct leat_plan_run run;
+    struct leat_error err = {0};
+    if (!PyArg_ParseTuple(args, "y*O&", &runs, to_u64, &step))
+        return NULL;
+    int rc =
+        leat_plan_find(&self->plan, runs.buf, (uint64_t)runs.len / sizeof(run), step, &run, &count, &err);
+    PyBuffer_Release(&runs);
+    if (rc)
+        return PyErr_Format(PyExc_ValueError, "%s", err.message);
+    return Py_BuildValue("KKKK", (unsigned long long)run.position, (unsigned long long)count,
+                         (unsigned long long)run.global_batch, (unsigned long long)run.batch_size);
+}
+
+static PyMethodDef plan_methods[] = {
+    {"fill", (PyCFunction)plan_fill, METH_VARARGS, "fill(first, out: writable buffer of uint64)"},
+    {"step", (PyCFunction)plan_step, METH_VARARGS, "step(step) -> (first, count)"},
+    {"find", (PyCFunction)plan_find, METH_VARARGS,
+     "find(runs: buffer of uint64, step) -> (first, count, global batch, batch size)"},
     {0},
 };
-static PyType_Slot order_slots[] = {
-    {Py_tp_new, order_new}, {Py_tp_dealloc, object_free}, {Py_tp_methods, order_methods}, {0}};
-PyType_Spec order_spec = {"leat._leat.Order", sizeof(struct order_object), 0, Py_TPFLAGS_DEFAULT,
-                          order_slots};
+static PyMemberDef plan_members[] = {
+    {"length", T_ULONGLONG, offsetof(struct plan_object, plan.length), READONLY, NULL},
+    {"steps", T_ULONGLONG, offsetof(struct plan_object, plan.steps), READONLY, NULL},
+    {0},
+};
+static PyType_Slot plan_slots[] = {{Py_tp_new, plan_new},
+                                   {Py_tp_dealloc, plan_dealloc},
+                                   {Py_tp_methods, plan_methods},
+                                   {Py_tp_members, plan_members},
+                                   {0}};
+PyType_Spec plan_spec = {"leat._leat.Plan", sizeof(struct plan_object), 0, Py_TPFLAGS_DEFAULT, plan_slots};
 
 /* --- functions --------------------------------------------------------------------------------------------------- */
 
@@ -228,7 +265,7 @@ PyMODINIT_FUNC PyInit__leat(void)
     if (add_type(module, &client_type, &client_spec) < 0 || add_type(module, &set_type, &set_spec) < 0 ||
         add_type(module, &ring_type, &ring_spec) < 0 || add_type(module, &iter_type, &iter_spec) < 0 ||
         add_type(module, &holder_type, &holder_spec) < 0 ||
-        add_type(module, &memory_type, &memory_spec) < 0 || add_type(module, &order_type, &order_spec) < 0 ||
+        add_type(module, &memory_type, &memory_spec) < 0 || add_type(module, &plan_type, &plan_spec) < 0 ||
         add_type(module, &batch_type, &batch_spec) < 0 ||
         add_type(module, &fast_iter_type, &fast_iter_spec) < 0 ||
         add_type(module, &scan_type, &scan_spec) < 0 ||

@@ -101,9 +101,9 @@ struct holder_object {
     uint64_t bytes;
 };
 
-extern PyTypeObject *client_type, *set_type, *ring_type, *iter_type, *holder_type, *memory_type, *order_type,
+extern PyTypeObject *client_type, *set_type, *ring_type, *iter_type, *holder_type, *memory_type, *plan_type,
     *batch_type, *fast_iter_type, *scan_type;
-extern PyType_Spec client_spec, set_spec, ring_spec, iter_spec, holder_spec, memory_spec, order_spec,
+extern PyType_Spec client_spec, set_spec, ring_spec, iter_spec, holder_spec, memory_spec, plan_spec,
     batch_spec, fast_iter_spec, scan_spec;
 
 PyObject *set_new(struct leat_ws *ws);

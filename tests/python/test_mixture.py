@@ -12,6 +12,7 @@ import pytest
 
 import leat
 from leat._loader import mixture as _mixture
+from leat._sets.plan import Plan
 
 A, B = 700, 90
 
@@ -43,14 +44,16 @@ def test_draw_is_a_partition_in_proportion():
     rng = np.random.default_rng(3)
     for _ in range(30):
         weights = [int(w) for w in rng.integers(1, 1 << 20, rng.integers(1, 7))]
-        n = 5000
-        source, drawn = _mixture.draw(weights, np.arange(n))
+        n = 5000  # of each set, not shuffled: what is drawn is the number of the draw
+        state = {"weights": weights, "lengths": [n] * len(weights), "fingerprints": ["0" * 32] * len(weights)}
+        plan, offsets = Plan(n, mixture=state), np.arange(len(weights) + 1, dtype=np.uint64) * np.uint64(n)
+        source, drawn = _mixture.split(offsets, plan.ids(0, n))
         for k, weight in enumerate(weights):
             mine = drawn[source == k]
             assert mine.tolist() == list(range(len(mine)))  # each number of each set once, in order
             share = np.cumsum(source == k) - np.arange(1, n + 1) * weight / sum(weights)
             assert np.abs(share).max() < 2.5  # at every place, not only in the end
-        part = _mixture.draw(weights, np.arange(1234, 1300))
+        part = _mixture.split(offsets, plan.ids(1234, 66))
         assert (part[0] == source[1234:1300]).all() and (part[1] == drawn[1234:1300]).all()
 
 

@@ -32,8 +32,8 @@ from .._base.errors import BadSample, Unsupported
 from .._decode import images
 from .._decode.decode import FieldsArg, resolve
 from .._sets import core, plan
-from .._sets.batch import SEQUENTIAL, SHUFFLE_AUTO, parse_shuffle
-from .._sets.plan import Ids, Plan
+from .._sets.batch import SHUFFLE_AUTO, parse_shuffle
+from .._sets.plan import SEQUENTIAL, Ids, Plan
 from .._sets.set import WorkingSet, parse_device
 from . import device as _device, report, state as _state, stats as _stats
 from .config import Config
@@ -252,7 +252,7 @@ class Loader(Iterable[Any]):
         told = self._begin_sampler(source)
         if isinstance(source, WeightedSampler):
             source._check(len(self.ws))
-            return plan.Drawn(functools.partial(source._at, epoch=self._course.epoch), len(source), self._skip)
+            return Plan(len(source), self._skip, functools.partial(source._at, epoch=self._course.epoch))
         return self._plan_of_sampler(source, max(plan.HEAD, self.global_batch, told))
 
     def _begin_sampler(self, source: Any) -> int:
@@ -354,7 +354,7 @@ class Loader(Iterable[Any]):
 
     def _length(self) -> int:
         n = len(self.ws) if self._sampler is None else len(self._sampler)  # type: ignore[arg-type]
-        return n - sum(min(end, n) - first for first, end in self._skip if first < n)
+        return Plan(n, self._skip, np.asarray).length
 
     def __len__(self) -> int:
         """Batches of a whole epoch, the same on all ranks."""

@@ -1,16 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weighted mixtures of working sets: what stands where, and batches put together out of several sets.
+"""Weighted mixtures of working sets, and batches put together out of several sets.
 
-A mixture is one endless stream, cut in epochs of `length` samples. Which set the sample at a place P of the stream comes from depends on
-the weights alone; so does its number among those of that set, j. Each set goes through epochs of its own: j stands at place j % n of epoch
-j // n of its order. All of it is arithmetic on integers, which src/apps/leat/replay.c has in C:
-
-    P ──▶ for each set i in turn, w_i its weight, W_i the sum of its and the later ones:
-          c(P) = (P * w_i + W_i / 2) / W_i     of the first P samples are of this set, the others of later ones
-          c(P + 1) > c(P): it is of this set, and j = c(P); else P -= c(P)
-
-In a plan an id is (round << 44) | (number of samples of the sets before + number in the set). The round counts the epochs of the set since the
-start of this epoch: a sample that comes twice in an epoch is augmented in two ways.
+What stands where, the library says (`leat_plan` in leat.h). In a plan an id is (round << 44) | (number of samples of the sets before + number in
+the set). The round counts the epochs of the set since the start of this epoch: a sample that comes twice in an epoch is augmented in two ways.
 """
 
 from __future__ import annotations
@@ -26,7 +18,6 @@ from typing import Any, SupportsIndex, Union
 import numpy as np
 import numpy.typing as npt
 
-from .. import _leat
 from .._base.arguments import near, whole
 from .._base.errors import BadSample
 from .._sets import core, plan
@@ -41,8 +32,6 @@ from .source import RawIter, Reader, Source, source_of
 Part = Union[tuple[Any, float], tuple[Any, float, Mapping[str, str]]]
 
 WEIGHT_BITS = 24
-_MAX_PLACE = 1 << 38  # times a weight: below 2^63
-_SEED_STEP = 0x9E3779B97F4A7C15
 
 
 class Mixture:
@@ -226,26 +215,7 @@ def _words(field: Field) -> str:
     return f"{field.dtype.str!r} of {'any length' if field.ragged else f'shape {field.shape}'}"
 
 
-# --- order --------------------------------------------------------------------------------------------------------------------------
-
-
-def draw(weights: Sequence[int], places: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(number of the set, number among the samples drawn from it) at places of the stream.
-
-    >>> draw([1, 1, 2], np.arange(8))[0].tolist()
-    [2, 0, 1, 2, 2, 0, 1, 2]
-    """
-    source = np.full(len(places), len(weights) - 1, np.int64)
-    rest, at = np.arange(len(places)), places.astype(np.int64)
-    drawn = np.zeros(len(places), np.int64)
-    left = sum(weights)
-    for k, weight in enumerate(weights):
-        before = (at * weight + left // 2) // left
-        here = ((at + 1) * weight + left // 2) // left > before
-        source[rest[here]], drawn[rest[here]] = k, before[here]
-        rest, at = rest[~here], at[~here] - before[~here]
-        left -= weight
-    return source, drawn
+# --- numbers ------------------------------------------------------------------------------------------------------------------------
 
 
 def split(offsets: Array, ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
@@ -266,59 +236,6 @@ def check_mixture(state: Any) -> None:
         good = False
     if not good or sum(weights) >= 1 << WEIGHT_BITS + 1:
         raise ValueError(f"this state has mixture={state!r}")
-
-
-class MixPlan(plan.Plan):
-    """One epoch of a mixture."""
-
-    def __init__(self, state: Mapping[str, Any], length: int, seed: int, epoch: int, block: int, skip: plan.Ranges = ()) -> None:
-        super().__init__(None, None, length, skip)
-        self._weights, self._sizes, self._fingerprints = state["weights"], state["lengths"], state["fingerprints"]
-        self._seed, self._block, self._base = seed, block, epoch * length
-        if self._base + length >= _MAX_PLACE:
-            raise OverflowError(f"epoch {epoch} of {length} samples is beyond the end of a mixture")
-        self.offsets = np.concatenate([[0], np.cumsum(self._sizes)]).astype(np.uint64)
-        begun = [self._count(k) for k in range(len(self._sizes))]
-        self._rounds = [count // size for count, size in zip(begun, self._sizes)]
-        self._orders: dict[tuple[int, int], _leat.Order] = {}
-
-    def _count(self, k: int) -> int:
-        """Samples of set k before this epoch."""
-        at, left = self._base, sum(self._weights)
-        for weight in self._weights[:k]:
-            at -= (at * weight + left // 2) // left
-            left -= weight
-        return int((at * self._weights[k] + left // 2) // left)
-
-    def _order_of(self, k: int, epoch: int) -> _leat.Order:
-        order = self._orders.get((k, epoch))
-        if order is None:
-            if len(self._orders) > 4 * len(self._sizes):
-                self._orders.clear()
-            seed = (self._seed + k * _SEED_STEP) % 2**64
-            order = self._orders[k, epoch] = _leat.Order(self._sizes[k], seed, epoch, self._block, self._fingerprints[k])
-        return order
-
-    def ids(self, first: int, count: int) -> plan.Ids:
-        if self.length == 0:
-            return np.empty(0, np.uint64)
-        source, drawn = draw(self._weights, self._base + self._places(first, count))
-        out = np.empty(count, np.uint64)
-        for k in np.unique(source):
-            mine = np.flatnonzero(source == k)
-            epochs, places = np.divmod(drawn[mine], self._sizes[k])
-            numbers = np.empty(len(mine), np.uint64)
-            for epoch in np.unique(epochs):
-                these = np.flatnonzero(epochs == epoch)
-                at, order = places[these], self._order_of(int(k), int(epoch))
-                if int(at[-1]) - int(at[0]) == len(at) - 1 and (np.diff(at) == 1).all():
-                    run = np.empty(len(at), np.uint64)
-                    order.fill(int(at[0]), run)
-                else:
-                    run = np.fromiter(map(order.at, at.tolist()), np.uint64, len(at))
-                numbers[these] = run + self.offsets[k] + np.uint64(max(0, int(epoch) - self._rounds[k]) << ID_BITS)
-            out[mine] = numbers
-        return out
 
 
 # --- batches ------------------------------------------------------------------------------------------------------------------------
@@ -367,8 +284,8 @@ class MixtureSource(Source):
         self.parts = [source_of(one, ws._columns(k, columns)) for k, one in enumerate(ws.sets)]
         self.pictures = all(part.pictures for part in self.parts)
 
-    def plan(self, seed: int, epoch: int, block: int, skip: plan.Ranges) -> MixPlan:
-        return MixPlan(self.ws.state, len(self.ws), seed, epoch, block, skip)
+    def plan(self, seed: int, epoch: int, block: int, skip: plan.Ranges) -> plan.Plan:
+        return plan.Plan(len(self.ws), skip, seed=seed, epoch=epoch, block=block, mixture=self.state)
 
     def load(self, batch_size: int, slots: int, memory: tuple[int, int], device_copy: str) -> None:
         for part in self.parts:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .. import _leat
 from .._base import ranks
 from .._base.arguments import seed_of, whole
 from .._base.errors import Stale
@@ -15,7 +14,7 @@ from .._sets import plan as _plan
 from .._sets.batch import parse_shuffle
 from .._sets.plan import ID_MASK
 from .._sets.set import WorkingSet
-from .mixture import Mixture, MixPlan
+from .mixture import Mixture
 
 STATE_VERSION = 1
 
@@ -70,11 +69,6 @@ class Sampler:
         if self._pass is not None and self._pass.epoch != epoch:
             self._pass = None
 
-    def _plan(self, epoch: int) -> _plan.Plan:
-        if self._mixture is not None:
-            return MixPlan(self._mixture, self._n, self._seed, epoch, self._block)
-        return _plan.Plan(_leat.Order(self._n, self._seed, epoch, self._block, self._fingerprint), None, self._n)
-
     def __iter__(self) -> Iterator[int]:
         if self._pass is not None and self._pass.given and self._pass.epoch == self._epoch and not self._chosen:  # it was left early
             self._epoch += 1
@@ -82,7 +76,7 @@ class Sampler:
         epoch, first, self._start = self._epoch, self._start, 0
         whole = self.batch_size * self._groups
         here = self._pass = _Pass(epoch, first, _plan.steps(self._n, first, whole, self.drop_last))
-        plan = self._plan(epoch)
+        plan = _plan.Plan(self._n, seed=self._seed, epoch=epoch, block=self._block, fingerprint=self._fingerprint, mixture=self._mixture)
         for step in range(here.steps):
             for index in plan.ids(first + step * whole + self._group * self.batch_size, self.batch_size).tolist():
                 here.given += 1

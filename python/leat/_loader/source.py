@@ -60,7 +60,7 @@ class Source(Protocol):
 
     def plan(self, seed: int, epoch: int, block: int, skip: Ranges) -> Plan:
         """The order of an epoch."""
-        return Plan(_leat.Order(len(self.ws), seed, epoch, block, self.ws.fingerprint), None, len(self.ws), skip)
+        return Plan(len(self.ws), skip, seed=seed, epoch=epoch, block=block, fingerprint=self.ws.fingerprint)
 
     def load(self, batch_size: int, slots: int, memory: tuple[int, int], device_copy: str) -> None:
         """Makes the ring that raw batches lie in, for so many samples each; also again, in the child of a fork."""

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import _leat
 from .._base.errors import Stale
 from .._sets import plan as _plan
 from .._sets.batch import Array, parse_shuffle
-from .mixture import MixPlan, check_mixture, split
+from .mixture import check_mixture, split
 
 if TYPE_CHECKING:
     from .loader import Loader
@@ -120,22 +119,6 @@ def load(loader: Loader, state: Mapping[str, Any]) -> None:
     loader._runs = [list(run) for run in state.get("runs", [[0, 0, max(1, state["global_batch"]), 0]])]
 
 
-def span(state: Mapping[str, Any], epoch: int, step: int, length: int) -> tuple[int, int, int, int]:
-    """(first position, samples, global batch, batch size or 0) of a step of an epoch that is `length` samples long."""
-    runs = state.get("runs") or [[0, 0, state["global_batch"], 0]]
-    before = [run for run in runs if run[:2] <= [epoch, 0]] or runs[:1]
-    here = [[epoch, 0, *before[-1][2:]], *(run for run in runs if run[0] == epoch and run[1] > 0)]
-    done = 0
-    for i, (_, first, whole, batch_size) in enumerate(here):
-        end = here[i + 1][1] if i + 1 < len(here) else length
-        steps = -(-max(0, end - first) // whole)
-        if done <= step < done + steps:
-            at = first + (step - done) * whole
-            return at, min(whole, end - at), whole, batch_size
-        done += steps
-    raise ValueError(f"step {step}: epoch {epoch} of this state has {done} steps")
-
-
 def replay(state: Mapping[str, Any], step: int, rank: int | None = None, world_size: int | None = None,
            batch_size: int | None = None, epoch: int | None = None) -> Array:
     """Which samples stood in step `step`, counted from the start of the epoch of a loader's state (or of `epoch`) through all
@@ -150,33 +133,20 @@ def replay(state: Mapping[str, Any], step: int, rank: int | None = None, world_s
     check_state(state)
     if state["sampler"] is not None:
         raise ValueError("the order of this state came from a sampler: only the sampler knows it")
-    block, _ = parse_shuffle(state["shuffle"])
-    n = state["length"]
-    epoch = state["epoch"] if epoch is None else epoch
-    skip = _plan.parse_ranges(state["skip_ranges"])
     mixture = state["mixture"]
-    if mixture is None:
-        order = _leat.Order(n, state["seed"], epoch, block, state["fingerprint"])
-        plan = _plan.Plan(order, None, n, skip)
-    else:
-        plan = MixPlan(mixture, n, state["seed"], epoch, block, skip)
+    plan = _plan.Plan(state["length"], _plan.parse_ranges(state["skip_ranges"]), seed=state["seed"], epoch=state["epoch"] if epoch is None else epoch,
+                      block=parse_shuffle(state["shuffle"])[0], fingerprint=state["fingerprint"], mixture=mixture)
     if batch_size is not None:  # as the caller says, and no restarts
-        each, whole = batch_size, batch_size * (world_size or 1)
-        first = step * whole
-        count = min(whole, plan.length - first)
-        if step < 0 or count <= 0:
-            raise ValueError(f"step {step}: an epoch has {-(-plan.length // whole)} steps of {whole} samples")
+        runs = [[0, 0, batch_size * (world_size or 1), batch_size]]
     else:
-        first, count, whole, each = span(state, epoch, step, plan.length)
-        if world_size is not None or not each:
-            each = whole // (world_size or 1)
-    if rank is None:
-        return _found(plan, first, count)
-    if not 0 <= rank < max(1, whole // max(each, 1)):
-        raise ValueError(f"rank {rank}: there were {whole // max(each, 1)} ranks in step {step}")
-    return _found(plan, first + rank * each, max(0, min(each, count - rank * each)))
-
-
-def _found(plan: _plan.Plan, first: int, count: int) -> Array:
-    ids = plan.ids(first, count)
-    return np.stack(split(plan.offsets, ids), axis=1) if isinstance(plan, MixPlan) else ids
+        runs = state.get("runs") or [[0, 0, state["global_batch"], 0]]
+    first, count, whole, each = plan.find(runs, step)
+    if world_size is not None or not each:
+        each = whole // (world_size or 1)
+    places = (first, count)
+    if rank is not None:
+        if not 0 <= rank < max(1, whole // max(each, 1)):
+            raise ValueError(f"rank {rank}: there were {whole // max(each, 1)} ranks in step {step}")
+        places = (first + rank * each, max(0, min(each, count - rank * each)))
+    ids = plan.ids(*places)
+    return ids if mixture is None else np.stack(split(np.cumsum([0, *mixture["lengths"]]).astype(np.uint64), ids), axis=1)

@@ -16,6 +16,7 @@ from .._base.clients import parse_timeout
 from .._base.errors import Busy
 from .cuda import CudaArray, stream_address
 from .fields import Field
+from .plan import SEQUENTIAL
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _DATA, _OFFSETS = 0, 1
 _CUDA = 2  # LEAT_MEMORY_CUDA
-SEQUENTIAL = 2**64 - 1  # LEAT_ORDER_SEQUENTIAL
 SHUFFLE_AUTO = 1  # LEAT_SHUFFLE_AUTO
 
 Array = npt.NDArray[Any]
@@ -472,5 +472,5 @@ def order(n: WorkingSet | int, seed: int = 0, epoch: int = 0, shuffle: str | boo
     length = whole("n", n, 0) if fingerprint is None else len(n)  # type: ignore[arg-type]  # what has one is a set
     epoch = whole("epoch", epoch, 0)
     ids = np.empty(length, np.uint64)
-    _leat.Order(length, seed_of(seed), epoch, block, fingerprint).fill(0, ids)
+    _leat.Plan(length, seed_of(seed), epoch, block, fingerprint).fill(0, ids)
     return ids

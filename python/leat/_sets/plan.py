@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which samples stand in which step: pure functions of an order (or a sampler's list) and positions in it.
 
-A plan is one epoch. Positions [0, length) count the samples of all ranks; step s of a run that begins at position p takes
-[p + s * G, p + (s + 1) * G), G = batch_size * world_size, and each rank a contiguous slice. Positions past the end are padding and mean
-the epoch's first ones again.
+A plan is one epoch, and the library's `leat_plan` (leat.h): positions, padding, what is left out, orders, mixtures. What is here is for samplers,
+whose length is not known before their end.
 
 A sampler may never end. What it yields at first is drawn at once: `HEAD` numbers, or as many as it says that it has; of a batch sampler as many batches
 as have `HEAD` numbers. If it has not ended by then, it is drawn as steps need it (`Stream`, `Cut`), and only the numbers of the last steps are kept.
@@ -11,10 +10,12 @@ as have `HEAD` numbers. If it has not ended by then, it is drawn as steps need i
 
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -27,13 +28,14 @@ Ids = npt.NDArray[np.uint64]
 Ranges = tuple[tuple[int, int], ...]
 
 HEAD = 1 << 16  #: numbers of a sampler that are drawn at once; so many are given to the library at once, too
-ID_BITS = 44  #: of a sample's number; what stands above them is for the random numbers of a sample that comes again
+SEQUENTIAL = 2**64 - 1  #: the block of an order that is none
+ID_BITS = 44  #: of a sample's number (LEAT_PLAN_ID_BITS); what stands above them is for the random numbers of a sample that comes again
 ID_MASK = (1 << ID_BITS) - 1
 FEW = 8  #: batches of a batch sampler that are drawn at once, at least
-ENDLESS = 1 << 62  #: the length of what has not ended yet
+ENDLESS = 1 << 56  #: the length of what has not ended yet
 
 
-def parse_ranges(ranges: Iterable[Sequence[int]], length: int | None = None) -> Ranges:
+def parse_ranges(ranges: Iterable[Sequence[int]]) -> Ranges:
     """Sorted, disjoint, non-empty [first, end) out of what a user wrote.
 
     >>> parse_ranges([(8, 9), [2, 4], (3, 6)])
@@ -45,8 +47,8 @@ def parse_ranges(ranges: Iterable[Sequence[int]], length: int | None = None) -> 
     except (TypeError, ValueError):
         raise TypeError(f"skip_ranges={ranges!r}: a list of (first position, end)") from None
     for first, end in given:
-        if not 0 <= first < end or length is not None and first >= length:
-            raise ValueError(f"skip_ranges: [{first}, {end}) is no range of positions" + (f" below {length}" if length is not None else ""))
+        if not 0 <= first < end:
+            raise ValueError(f"skip_ranges: [{first}, {end}) is no range of positions")
         if merged and first <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
@@ -61,15 +63,24 @@ class Plan:
     [6, 7, 5, 6]
     """
 
-    def __init__(self, order: _leat.Order | None, ids: Ids | None, length: int, skip: Ranges = ()) -> None:
-        self._order, self._ids = order, ids
-        self._n = length  # before leaving out
-        self._skip = tuple((first, min(end, length)) for first, end in skip if first < length)
-        self._starts = np.array([0, *(end for _, end in self._skip)], np.int64)
-        gone = np.cumsum([0, *(end - first for first, end in self._skip)])
-        self._kept_starts = self._starts - gone  # of each run between two ranges, in positions that are left
+    def __init__(self, length: int, skip: Ranges = (), draw: Callable[[Ids], Ids] | None = None, *, seed: int = 0, epoch: int = 0,
+                 block: int = SEQUENTIAL, fingerprint: str | None = None, mixture: Mapping[str, Any] | None = None) -> None:
+        skip = tuple((first, min(end, length)) for first, end in skip if first < length)
+        parts: tuple[list[int], ...] = ()
+        if mixture is not None:
+            parts, fingerprint = (mixture["weights"], mixture["lengths"]), "".join(mixture["fingerprints"])
+        self._drawn = draw  # what stands at each number of the order; None: the number itself
+        self._order = None if draw is not None and not length else _leat.Plan(
+            length, seed, epoch, block, fingerprint, np.array(skip, np.uint64), np.array(parts, np.uint64))
         #: Samples of the epoch, those left out not counted.
-        self.length = length - int(gone[-1])
+        self.length = 0 if self._order is None else self._order.length
+        #: An order with nothing left out: the library's iterator knows it.
+        self.plain = draw is None and mixture is None and not skip
+
+    @classmethod
+    def of_ids(cls, ids: Sequence[int] | Ids) -> Plan:
+        array = np.asarray(ids, np.uint64).reshape(-1)
+        return Plan(len(array), (), array.__getitem__)
 
     @property
     def stand_ins(self) -> int:
@@ -79,52 +90,22 @@ class Plan:
     def reach(self, end: int) -> None:
         """Afterwards `length` is right if it is below `end`."""
 
-    @classmethod
-    def of_ids(cls, ids: Sequence[int] | Ids, skip: Ranges = ()) -> Plan:
-        array = np.asarray(ids, np.uint64).reshape(-1)
-        return cls(None, array, len(array), skip)
-
-    @property
-    def plain(self) -> bool:
-        """An order with nothing left out: the library's iterator knows it."""
-        return self._order is not None and not self._skip
-
     def ids(self, first: int, count: int) -> Ids:
         """The samples at `count` positions from `first`, which may run into the padding."""
-        if self.length == 0:
+        if self._order is None or not self.length:
             return np.empty(0, np.uint64)
-        end = first + count
-        if self._order is not None and not self._skip and end <= self.length:
-            out = np.empty(count, np.uint64)
-            self._order.fill(first, out)
-            return out
-        places = self._places(first, count)
-        if self._ids is not None:
-            return self._ids[places]
-        assert self._order is not None
-        return np.fromiter(map(self._order.at, places.tolist()), np.uint64, count)
-
-    def _places(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Of positions: in the epoch before leaving out, padding turned into what it means."""
-        places = np.arange(first, first + count, dtype=np.int64) % self.length
-        if self._skip:
-            run = np.searchsorted(self._kept_starts, places, side="right") - 1
-            places = self._starts[run] + (places - self._kept_starts[run])
-        return places
+        out = np.empty(count, np.uint64)
+        self._order.fill(first, out)
+        return out if self._drawn is None else self._drawn(out)
 
     def at(self, position: int) -> int:
         return int(self.ids(position, 1)[0])
 
-
-class Drawn(Plan):
-    """What a function gives for each position."""
-
-    def __init__(self, draw: Callable[[npt.NDArray[np.int64]], Ids], length: int, skip: Ranges = ()) -> None:
-        super().__init__(None, None, length, skip)
-        self._draw = draw
-
-    def ids(self, first: int, count: int) -> Ids:
-        return self._draw(self._places(first, count)) if self.length else np.empty(0, np.uint64)
+    def find(self, runs: list[list[int]], step: int) -> tuple[int, int, int, int]:
+        """(first position, samples, global batch, batch size or 0) of a step, counted from the start of the epoch through the runs of a state."""
+        if self._order is None or step < 0:
+            raise ValueError(f"step {step} of an epoch of {self.length} samples")
+        return self._order.find(np.array(runs, np.uint64), step)
 
 
 def left(numbers: Iterator[Any], skip: Ranges) -> Iterator[Any]:
@@ -175,7 +156,7 @@ class Stream(Plan):
     """
 
     def __init__(self, head: Ids, more: Iterator[Any], check: Callable[[Iterable[Any]], Ids], keep: int = HEAD) -> None:
-        super().__init__(None, None, ENDLESS)
+        super().__init__(ENDLESS, (), np.asarray)
         self._head, self._more, self._check, self._keep = head, more, check, keep
         self._last, self._base = head, 0  # the numbers from place _base on
         self._failed = ""
@@ -189,17 +170,17 @@ class Stream(Plan):
         """Some more numbers."""
         drawn = self._check(itertools.islice(self._more, max(HEAD, self._keep)))
         if len(drawn) < max(HEAD, self._keep):
-            super().__init__(None, None, self._base + len(self._last) + len(drawn))
+            super().__init__(self._base + len(self._last) + len(drawn), (), np.asarray)
         gone = max(0, len(self._last) - self._keep)
         self._last, self._base = np.concatenate([self._last[gone:], drawn]), self._base + gone
 
     def reach(self, end: int) -> None:
-        while self._n == ENDLESS and end > self._base + len(self._last):
+        while self.length == ENDLESS and end > self._base + len(self._last):
             self._draw()
 
     def ids(self, first: int, count: int) -> Ids:
         self.reach(first + count)
-        places = self._places(first, count)
+        places = super().ids(first, count)
         early = places < self._base
         out = np.empty(count, np.uint64)
         out[early] = self._head[places[early]]
@@ -290,12 +271,21 @@ class Cut(Steps):
                  ended: bool) -> None:
         super().__init__(Plan.of_ids(np.concatenate(batches) if batches else ()), start, most, rank, world_size, False)
         self.whole = 0
-        self._ids, self._ends, self._valid, self._whole = cut(batches, rank, world_size)
         self._more, self._world, self._most, self._keep = more, world_size, most, keep
         self.ended = ended  #: nothing is to be drawn any more
         self._failed = ""
-        self._step = self._gone = self._before = 0  # before those that are kept: steps, samples of this rank, of all
+        self._step = self._before = 0  # before those that are kept: steps, samples of all ranks
+        self._kept: list[tuple[Ids, npt.NDArray[np.bool_], int]] = []  # ids, valid, samples of all ranks behind it
+        self._add(batches)
         self._begin = self._step_behind(start)
+
+    def _add(self, batches: Sequence[Ids]) -> None:
+        end = self._kept[-1][2] if self._kept else self._before
+        made: list[tuple[Ids, npt.NDArray[np.bool_], int]] = []
+        for batch in batches:
+            end += len(batch)
+            made.append((*cut(batch, self._rank, self._world), end))
+        self._kept += made
 
     @_lasting
     def _draw(self) -> bool:
@@ -306,33 +296,29 @@ class Cut(Steps):
             return False
         over = next((batch for batch in batches if -(-len(batch) // self._world) > self._most), None)
         if over is not None:
-            raise ValueError(f"batch_sampler: a batch of {len(over)} samples, more than any of the first {self._step + len(self._ends)}: "
+            raise ValueError(f"batch_sampler: a batch of {len(over)} samples, more than any of the first {self._step + len(self._kept)}: "
                              f"make room for it with batch_size={-(-len(over) // self._world)}")
-        ids, ends, valid, whole = cut(batches, self._rank, self._world)
-        if gone := max(0, len(self._ends) - self._keep):
-            first, before = int(self._ends[gone - 1]), int(self._whole[gone - 1])
-            self._ids, self._valid = self._ids[first:], self._valid[first:]
-            self._ends, self._whole = self._ends[gone:] - np.uint64(first), self._whole[gone:] - np.uint64(before)
-            self._step, self._first, self._before = self._step + gone, self._gone + first, self._before + before
-        self._ends = np.concatenate([self._ends, ends + np.uint64(len(self._ids))])
-        self._whole = np.concatenate([self._whole, whole + np.uint64(self._whole[-1] if len(self._whole) else 0)])
-        self._ids, self._valid = np.concatenate([self._ids, ids]), np.concatenate([self._valid, valid])
+        gone = max(0, len(self._kept) - self._keep)
+        self._add(batches)
+        if gone:
+            self._step, self._before = self._step + gone, self._kept[gone - 1][2]
+            del self._kept[:gone]
         return True
 
     def count(self, step: int) -> int:
-        while step + self._begin >= self._step + len(self._ends) and self._draw():
+        while step + self._begin >= self._step + len(self._kept) and self._draw():
             pass
-        return self._step + len(self._ends) - self._begin
+        return self._step + len(self._kept) - self._begin
 
     def _step_behind(self, start: int) -> int:
         """The first step behind `start` samples of all ranks."""
         if not start:
             return 0
-        while not len(self._whole) or start > self._before + int(self._whole[-1]):
+        while not self._kept or start > self._kept[-1][2]:
             if not self._draw():
                 break
-        found = int(np.searchsorted(self._whole, start - self._before))
-        if found == len(self._whole) or int(self._whole[found]) != start - self._before:
+        found = bisect.bisect_left(self._kept, start, key=operator.itemgetter(2))
+        if found == len(self._kept) or self._kept[found][2] != start:
             raise ValueError(f"this state stands behind {start} samples, where no batch of the batch_sampler ends: continue with the "
                              "batches that it was taken with")
         return self._step + found + 1
@@ -340,51 +326,33 @@ class Cut(Steps):
     def position(self, step: int) -> int:
         return self.end(step - 1) + self._rank * self.size(step)
 
-    def _span(self, step: int) -> tuple[int, int]:
-        k = step + self._begin - self._step
-        return int(self._ends[k - 1]) if k else 0, int(self._ends[k])
-
     def ids(self, step: int) -> Ids:
-        return self._ids[slice(*self._span(step))]
+        return self._kept[step + self._begin - self._step][0]
 
     def valid(self, step: int) -> npt.NDArray[np.bool_]:
-        return self._valid[slice(*self._span(step))]
+        return self._kept[step + self._begin - self._step][1]
 
     def size(self, step: int) -> int:
-        first, end = self._span(step)
-        return end - first
+        return len(self.ids(step))
 
     def end(self, step: int) -> int:
         k = step + self._begin - self._step
-        return self._before + (int(self._whole[k]) if k >= 0 else 0)
+        return self._kept[k][2] if k >= 0 else self._before
 
     @property
     def length(self) -> int:
-        return ENDLESS if not self.ended else self._before + (int(self._whole[-1]) if len(self._whole) else 0)
+        return ENDLESS if not self.ended else self._kept[-1][2] if self._kept else self._before
 
 
-def cut(batches: Iterable[Sequence[int] | Ids], rank: int, world_size: int) -> tuple[Ids, Ids, npt.NDArray[np.bool_], Ids]:
-    """(ids, ends, valid, global ends) of one rank out of a batch sampler's global batches: each is cut in slices of equal length,
-    the last ones padded from the batch's own start.
+def cut(batch: Ids, rank: int, world_size: int) -> tuple[Ids, npt.NDArray[np.bool_]]:
+    """(ids, valid) of one rank out of a batch sampler's global batch: it is cut in slices of equal length, the last ones padded from
+    the batch's own start.
 
-    >>> ids, ends, valid, _ = cut([[1, 2, 3], [4]], 1, 2)
-    >>> ids.tolist(), ends.tolist(), valid.tolist()
-    ([3, 1, 4], [2, 3], [True, False, False])
+    >>> [part.tolist() for part in cut(np.array([1, 2, 3], np.uint64), 1, 2)]
+    [[3, 1], [True, False]]
     """
-    ids: list[Any] = []
-    valid: list[Any] = []
-    lengths, sizes = [], []
-    for batch in batches:
-        whole = np.asarray(batch, np.uint64).reshape(-1)
-        if not len(whole):
-            raise ValueError("batch_sampler: a batch of no samples")
-        each = -(-len(whole) // world_size)
-        places = np.arange(rank * each, (rank + 1) * each)
-        ids.append(whole[places % len(whole)])
-        valid.append(places < len(whole))
-        lengths.append(each)
-        sizes.append(len(whole))
-    if not ids:
-        return np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, bool), np.empty(0, np.uint64)
-    return (np.concatenate(ids), np.cumsum(lengths).astype(np.uint64), np.concatenate(valid),
-            np.cumsum(sizes).astype(np.uint64))
+    if not len(batch):
+        raise ValueError("batch_sampler: a batch of no samples")
+    each = -(-len(batch) // world_size)
+    places = np.arange(rank * each, (rank + 1) * each)
+    return batch[places % len(batch)], places < len(batch)

@@ -14,7 +14,6 @@ import numpy as np
 
 from .. import _leat
 from .._base.errors import Unsupported
-from . import plan
 from .batch import SHUFFLE_AUTO, Array, OwnMemory, Ragged, Value
 from .fields import Field
 
@@ -80,24 +79,21 @@ class WindowIter:
         if flags & SHUFFLE_AUTO:
             block = ws._auto_block()
         self._ring, self._block, self._at = ring, block, 0
-        self._plan = plan.Plan(_leat.Order(n, seed, epoch, block, ws.fingerprint), None, n) if n else None
-        whole, tail = divmod(n - first, batch * world)
-        self._spans = [(first + s * batch * world + rank * batch, batch) for s in range(whole)]
-        share_first, share_end = _leat.share(tail, rank, world)
-        if keep_tail and share_end > share_first:
-            self._spans.append((first + whole * batch * world + share_first, share_end - share_first))
+        self._plan = _leat.Plan(n, seed, epoch, block, ws.fingerprint, b"", b"", first, batch, rank, world, int(keep_tail)) if n else None
+        self._steps = self._plan.steps if self._plan else 0
 
     def info(self) -> tuple[int, int]:
-        return len(self._spans), self._block
+        return self._steps, self._block
 
     def next(self, timeout_ns: int) -> OwnMemory | None:
-        if self._at >= len(self._spans):
+        if self._plan is None or self._at >= self._steps:
             return None
-        first, count = self._spans[self._at]
-        assert self._plan is not None
-        made = self._ring.read(self._plan.ids(first, count).tolist(), first)
+        first, count = self._plan.step(self._at)
+        ids = np.empty(count, np.uint64)
+        self._plan.fill(first, ids)
+        made = self._ring.read(ids.tolist(), first)
         self._at += 1  # what could not be read is tried again
         return made
 
     def close(self) -> None:
-        self._at = len(self._spans)
+        self._at = self._steps
