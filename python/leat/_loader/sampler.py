@@ -74,11 +74,11 @@ class Sampler:
             self._epoch += 1
         self._chosen = False
         epoch, first, self._start = self._epoch, self._start, 0
-        whole = self.batch_size * self._groups
-        here = self._pass = _Pass(epoch, first, _plan.steps(self._n, first, whole, self.drop_last))
-        plan = _plan.Plan(self._n, seed=self._seed, epoch=epoch, block=self._block, fingerprint=self._fingerprint, mixture=self._mixture)
+        steps = _plan.Steps(_plan.Plan(self._n, seed=self._seed, epoch=epoch, block=self._block, fingerprint=self._fingerprint, mixture=self._mixture),
+                            first, self.batch_size, self._group, self._groups, self.drop_last)
+        here = self._pass = _Pass(epoch, first, steps.count(0))
         for step in range(here.steps):
-            for index in plan.ids(first + step * whole + self._group * self.batch_size, self.batch_size).tolist():
+            for index in steps.ids(step).tolist():
                 here.given += 1
                 yield index & ID_MASK  # DataLoader's samples do not know how often they came
         if self._pass is here and not self._chosen:
