@@ -239,6 +239,17 @@ def test_states_that_are_refused(numbers, ws):
         loader.load_state_dict({})
 
 
+def test_what_stays_as_the_loader_was_made(numbers):
+    loader = leat.Loader(numbers, 10, rank=0, world_size=1)
+    for name, value in (("batch_size", 20), ("drop_last", False), ("prefetch", 5), ("rank", 1), ("world_size", 2)):
+        before = getattr(loader, name)
+        with pytest.raises(AttributeError, match=rf"^loader.{name} = {value}: .*Make another one with {name}={value}; its load_state_dict"):
+            setattr(loader, name, value)
+        assert getattr(loader, name) == before
+    loader.note = "one's own"
+    assert loader.note == "one's own"
+
+
 def test_replay(numbers):
     loaders = [leat.Loader(numbers, 10, seed=3, rank=r, world_size=2, skip_ranges=[(5, 50)]) for r in range(2)]
     got = [ids_of(loader) for loader in loaders]

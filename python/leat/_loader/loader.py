@@ -226,6 +226,12 @@ class Loader(Iterable[Any]):
         with _device.asked_for(device, pin_memory):
             self._load_ring()
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("batch_size", "drop_last", "prefetch", "rank", "world_size"):
+            raise AttributeError(f"loader.{name} = {value!r}: it stays as the loader was made. Make another one with {name}={value!r}; its "
+                                 "load_state_dict(loader.state_dict()) continues at the same sample")
+        super().__setattr__(name, value)
+
     def __getitem__(self, which: object) -> NoReturn:
         """What a DataLoader around a loader would ask for."""
         raise TypeError("a leat.Loader is iterated, and stands where a DataLoader stood: for batch in loader. Its samples are loader.ws[i]; "
