@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* events.h: what every transport does with an op that is over: keep its two events until somebody polls. */
+/* events.h: what every transport does with an op that is over: keep its two events for a poll. */
 #ifndef NET_EVENTS_H
 #define NET_EVENTS_H
 
 #include "net/net.h"
 
-/* In flight; DONE known but not told; DONE told and QUIESCED to come; both known, the second not told. */
+/* In flight; DONE known but not reported; DONE reported, QUIESCED to come; both known, one reported. */
 enum net_op_state { NET_OP_IN_FLIGHT, NET_OP_DONE, NET_OP_TOLD, NET_OP_QUIESCED_AFTER_DONE, NET_OP_QUIESCED };
 
 /* Takes the op into flight: outputs cleared, statistics counted. */
@@ -52,10 +52,8 @@ static inline void net_op_quiesced(struct net_op *op, struct list *events)
     }
 }
 
-/*
- * Fills `events` from the queue. An op that is DONE but not quiesced moves to `told` (NULL: cannot be). After
- * its QUIESCED an op is the caller's again.
- */
+/* Fills `events` from the queue. An op that is DONE but not quiesced moves to `told` (NULL: cannot be). After
+ * its QUIESCED an op is the caller's again. */
 static inline unsigned net_events_take(struct list *queue, struct list *told, struct net_event *events,
                                        unsigned max)
 {

@@ -43,11 +43,11 @@ struct net_op {
     uint32_t n;
     uint64_t deadline_ns; /* 0: none */
     void *user;
-    /* net/paths.h: by which, from 1 on, uncut, as long as that one is there; 0: by those predicted best */
+    /* net/paths.h: the path to use, from 1 on, uncut, while it is there; 0: those predicted best */
     unsigned path;
     /* out */
     int status; /* 0 when all reads are good, else the first failure */
-    /* That the server lost since the reply before on that connection; 0 where none can know. */
+    /* Segments that the server lost since the previous reply on that connection; 0 where unknown. */
     uint32_t lost_segments;
     /* the transport's */
     struct list node;
@@ -71,8 +71,8 @@ struct net_peer {
     int connected_fd; /* tcp: an authenticated connection already open (the local daemon brokered it), or -1 */
     unsigned version;      /* of that connection; 0: PROTO_VERSION */
     unsigned path, npaths; /* net/paths.h: which of how many rails that is; others leave them alone */
-    /* shm: region mr_gid is mapped at regions[mr_gid] (NULL where it lives elsewhere), region_bytes long. The array is kept by
-     * reference: it outlives the endpoint, and regions may be mapped into it later */
+    /* shm: region mr_gid is mapped at regions[mr_gid] (NULL where it is remote), region_bytes long. The array
+     * is kept by reference: it outlives the endpoint, and regions may be mapped into it later */
     const void *const *regions;
     uint32_t nregions;
     uint64_t region_bytes;
@@ -87,14 +87,14 @@ enum net_caps {
 struct net_ops {
     const char *name; /* "shm", "tcp", "rdma", "sim" */
     unsigned caps;
-    /* Registers [addr, addr+bytes) on every rail, once in a view's life. device: a GPU's memory, for which no CPU may be used; -1:
-     * the host's. LEAT_UNSUPPORTED: a rail does not reach that device. */
+    /* Registers [addr, addr+bytes) on every rail, once in a view's life. device: a GPU's memory, which the
+     * CPU must not touch; -1: the host's. LEAT_UNSUPPORTED: a rail does not reach that device. */
     int (*mem_register)(struct net_ctx *ctx, void *addr, uint64_t bytes, int device,
                         struct net_memory **ret_memory);
     void (*mem_deregister)(struct net_ctx *ctx, struct net_memory *memory);
     int (*connect)(struct net_ctx *ctx, const struct net_peer *peer, uint64_t deadline_ns,
                    struct net_endpoint **ret_endpoint, struct leat_error *err);
-    /* Tears down: every op still out is DONE (-ECONNRESET) if it was not, then QUIESCED, by the next poll. */
+    /* Tears down: every op in flight is DONE (-ECONNRESET) if it was not, then QUIESCED, by the next poll. */
     void (*disconnect)(struct net_ctx *ctx, struct net_endpoint *endpoint);
     /* 0, or -errno and then the op was not taken. */
     int (*submit)(struct net_endpoint *endpoint, struct net_op *op);
@@ -108,28 +108,29 @@ struct net_ops {
 
 struct net_stats {
     uint64_t ops, reads, bytes, errors, timeouts, in_flight_bytes, in_flight_peak_bytes;
-    /* That servers say they lost, on all connections; 0 where the transport cannot know. */
+    /* Segments that servers report as lost, on all connections; 0 where unknown. */
     uint64_t lost_segments;
 };
 
 struct net_ctx {
     const struct net_ops *ops;
     struct net_stats stats;
-    /* Its owner's: whoever polls with a timeout can wait for what was asked for first while the rest of what is in flight comes in
-     * behind it, and a transport may tell of it in that order. No more than a hint: one that is slow or stopped holds nobody up. */
+    /* Set by the owner: a caller that polls with a timeout waits for the oldest op while the rest arrives
+     * behind it, and the transport may report in that order. Only a hint: a slow or stopped endpoint delays
+     * no other. */
     bool poll_in_order;
-    /* What stood in the way last, where more is known than the status says; code 0: nothing. */
+    /* The last obstacle, where more is known than the status; code 0: none. */
     struct leat_error why;
 };
 
 /* One of the ways to a node, of an endpoint that has several (net/paths.h, net/rdma.h). */
 struct net_path_info {
     bool up;
-    /* That came over it since it was connected first; those of them that the far end wrote. */
+    /* Bytes over it since its first connection; those of them that the far end wrote. */
     uint64_t bytes, put_bytes;
     uint64_t rate_bytes_per_s; /* measured last; 0: not yet */
     const char *name;          /* of our end; NULL: it has none of its own. As long as the context */
-    const char *left;          /* why it was left last; NULL: it never was, or nobody knows */
+    const char *left;          /* why it was left last; NULL: never left, or unknown */
 };
 
 int net_shm_new(struct net_ctx **ret_ctx);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * server.c: the threads that serve READ and WRITE on data connections, and pass what else is asked on to the target.
+ * server.c: the threads that serve READ and WRITE on data connections, and pass other requests on to the
+ * target.
  *
  * Happy path: a connection's input is parsed into its reply queue, which is nothing but an array of iovecs:
  * the reply's frame, then one iovec for each range, pointing into region memory. sendmsg takes as many as the
@@ -16,7 +17,7 @@
  *
  * Invariants:
  * 1. A connection lives on one thread, and touches its target's memory on that thread only: after unref() there, or
- *    once net_server_free has joined them, nobody does.
+ *    once net_server_free has joined the threads, none does.
  * 2. unref() comes once for each net_server_add that succeeded, on the data thread.
  */
 #include "base/array.h"
@@ -45,13 +46,13 @@
 /* With as many waiting, no further request is parsed; one request may add PROTO_READS_MAX. */
 #define QUEUE_IOVS 4096
 #define SEND_BYTES (4 * MIB)
-/* Of what is sent next: small samples lie anywhere, and sendmsg meets each anew. */
+/* Of what is sent next: small samples lie anywhere, and sendmsg finds none in the cache. */
 #define PREFETCH_BYTES (256 * KIB)
 #define BYTES_PER_TURN (16 * MIB)
 #define MESSAGE_MAX    160
 
 struct reply {
-    unsigned niov; /* of its iovecs, those not sent yet */
+    unsigned niov; /* iovecs not sent yet */
     uint8_t *body; /* owned: of an answer that the target gave; its iovec is the second */
     uint8_t head[PROTO_FRAME + 4 + MESSAGE_MAX];
 };
@@ -61,7 +62,7 @@ struct data_conn {
     struct data_thread *thread;
     struct loop_source source;
     struct net_serve_target *target;
-    uint64_t serial;  /* within its thread: what an answer that comes later goes by */
+    uint64_t serial;  /* within its thread: names the connection of a later answer */
     unsigned waiting; /* requests that will be answered later */
     uint8_t version;  /* of its frames, from the first one on; 0: none came */
     bool readable;    /* until a recvmsg finds nothing, or not as much as it asked for */
@@ -76,7 +77,7 @@ struct data_conn {
     unsigned reply_head, reply_count;
 
     bool tells_losses; /* not over loopback or a unix socket: nothing is lost there */
-    bool near;         /* and its send buffer is a small one */
+    bool near;         /* and its send buffer is small */
     struct losses losses;
 
     /* A WRITE whose payload is on its way. */
@@ -144,12 +145,12 @@ static int iov_reserve(struct data_conn *c, size_t n)
 }
 
 /*
- * What waits in the send queue has been copied out of the region and will be copied again: the less of it,
- * the likelier it is still in the cache then. Measured over loopback: a tenth to a quarter less CPU and more
- * throughput than the automatic buffer (up to 4 MiB). So it is between containers of a host, and where the round trip is so short
- * that NEAR_SNDBUF covers what it can hold: 7 GB/s for each connection at NEAR_US. Farther away only the part that was not sent yet
- * is limited, because what is in flight there must cover bandwidth times delay. The receiver's side is best left
- * alone: a fixed SO_RCVBUF lost a quarter.
+ * What waits in the send queue was copied out of the region and will be copied again: the less of it, the
+ * likelier it is still in the cache then. Measured over loopback: a tenth to a quarter less CPU and more
+ * throughput than with the automatic buffer (up to 4 MiB). The same holds between containers of a host, and
+ * where the round trip is so short that NEAR_SNDBUF covers the path: 7 GB/s for each connection at NEAR_US.
+ * Farther away only the unsent part is limited, because bytes in flight must cover bandwidth times delay. The
+ * receiver's buffer stays automatic: a fixed SO_RCVBUF lost a quarter.
  */
 #define UNSENT_BYTES (128 * 1024)
 #define NEAR_SNDBUF  (384 * 1024)
@@ -241,7 +242,7 @@ static void output_sent(struct data_conn *c, size_t bytes)
         struct reply *r = &c->replies[c->reply_head];
         if (--r->niov == 0) {
             free(r->body);
-            /* Begun anew when it is empty: most connections never touch more than the first page of it. */
+            /* Restarts when it is empty: most connections never touch more than the first page of it. */
             c->reply_head = --c->reply_count ? (c->reply_head + 1) % QUEUE_REPLIES : 0;
         }
     }
@@ -368,7 +369,7 @@ static int begin_write(struct data_conn *c, const struct proto_frame *frame, str
     return c->write_left == 0 ? finish_write(c) : 0;
 }
 
-/* What only the target understands. */
+/* Requests that only the target understands. */
 static int serve_other(struct data_conn *c, const struct proto_frame *frame, struct bytes_in in)
 {
     struct bytes_out body = {0};
@@ -426,7 +427,7 @@ static void write_landed(struct data_conn *c, size_t bytes)
     }
 }
 
-/* What of a payload was read together with its frame. */
+/* The part of a payload that was read together with its frame. */
 static void write_from_buffer(struct data_conn *c)
 {
     while (c->write_left && c->in_pos < c->in_end) {
@@ -539,7 +540,7 @@ static int receive(struct data_conn *c, size_t need, uint64_t *budget, bool *ret
     return 1;
 }
 
-/* Serves, sends and reads until the socket has nothing for us in either direction, or (1) the turn is over. */
+/* Serves, sends and reads until the socket is idle in both directions, or (1) the turn is over. */
 static int serve(struct data_conn *c)
 {
     uint64_t budget = BYTES_PER_TURN;
@@ -566,10 +567,8 @@ static int serve(struct data_conn *c)
     }
 }
 
-/*
- * Edge-triggered, for both directions at once: what does not fit the socket's buffer costs no epoll_ctl. Whoever takes an edge goes
- * on until the socket refuses, or asks for the edge anew.
- */
+/* Edge-triggered, for both directions at once: what does not fit the socket's buffer costs no epoll_ctl. A
+ * caller that takes an edge continues until the socket refuses, or asks for the edge again. */
 #define EVENTS (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET)
 
 static void progress(struct loop_source *source, uint32_t events)
@@ -584,7 +583,7 @@ static void progress(struct loop_source *source, uint32_t events)
         source->events = 0;
         rc = loop_modify(source, EVENTS); /* the others' turn; epoll looks at this one again */
     }
-    /* Nobody will make room in a full queue any more. */
+    /* A full queue gets no room any more. */
     if (rc < 0 || ((events & (EPOLLHUP | EPOLLERR)) && queue_full(c)))
         conn_close(c);
 }
@@ -628,7 +627,7 @@ void net_server_answer_body(const struct net_later *later, int status, const cha
                             struct bytes_out *body)
 {
     struct answer *a;
-    /* It must not fail: who asked waits for it. */
+    /* It must not fail: the requester waits for it. */
     while (!(a = calloc(1, sizeof(*a))))
         usleep(1000);
     a->later = *later;
@@ -722,7 +721,7 @@ static void tune_socket(struct data_conn *c)
 {
     const int fd = c->source.fd;
     int on = 1, unsent = UNSENT_BYTES;
-    /* All of these are wishes: a unix socket refuses the first ones, and has no need. */
+    /* Best effort: a unix socket refuses the first ones, and needs none. */
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
     if (same_host(fd))

@@ -100,7 +100,7 @@ static int with_tcp(void *user)
         net_free(ctx);
     }
     if (rc < 0 && fds[0] >= 0)
-        close(fds[0]); /* may be closed already when submit failed: nobody else opens descriptors here */
+        close(fds[0]); /* may be closed already when submit failed: no other thread opens descriptors here */
     close(fds[1]);
     return rc;
 }

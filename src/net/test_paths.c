@@ -13,7 +13,8 @@
 
 #define ANSWERS UINT32_MAX
 
-/* The far end of a path: serves `answers` requests, the last one to the half if it is told so, and then is silent or gone. */
+/* The far end of a path: serves `answers` requests, the last one to the half if so configured, and then is
+ * silent or gone. */
 struct far {
     pthread_t thread;
     int fd;

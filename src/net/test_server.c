@@ -151,7 +151,7 @@ static void test_end_under_load(void **state)
     test_wait_until((net_server_stats(server, &stats), stats.bytes_sent >= 64 * MIB));
     net_server_free(server);
     assert_int_equal(pool.unrefs, ARRAY_LEN(readers));
-    free(pool.memory); /* the sanitizers see to it that nobody reads it any more */
+    free(pool.memory); /* the sanitizers check that no thread reads it any more */
     for (unsigned i = 0; i < ARRAY_LEN(readers); i++)
         pthread_join(readers[i].thread, NULL);
 }

@@ -62,7 +62,7 @@ static void raw_reply(struct rig *r, uint64_t id, int status, uint64_t payload, 
         assert_int_equal(write(r->raw, bytes, sent), (ssize_t)sent);
 }
 
-/* An error's frame and text in one segment, with `stray` bytes behind that nobody asked for. */
+/* An error's frame and text in one segment, with `stray` bytes of unexpected data behind. */
 static void raw_error(struct rig *r, uint64_t id, int status, const char *text, size_t stray)
 {
     uint8_t wire[PROTO_FRAME + 4 + 100] = {0};
@@ -256,7 +256,7 @@ static void test_tcp_deadline(void **state)
     memset(b->dst, 0x5a, 1000);
     uint8_t late[1600] = {0};
     ssize_t n = send(r.raw, late, sizeof(late), MSG_NOSIGNAL);
-    (void)n; /* it may notice already that nobody listens */
+    (void)n; /* it may notice already that the listener is gone */
     struct net_event event;
     for (unsigned i = 0; i < 10; i++)
         assert_int_equal(r.ctx->ops->poll(r.ctx, &event, 1, 1), 0);
@@ -270,7 +270,8 @@ static void test_tcp_deadline(void **state)
     rig_fini(&r);
 }
 
-/* A process forked meanwhile has a duplicate of the connection: what is torn down here must not come back as an event. */
+/* A forked process has a duplicate of the connection: what is torn down here must not come back as an
+ * event. */
 static void test_tcp_duplicate(void **state)
 {
     struct rig r = {.kind = TCP_UNIX};
@@ -378,7 +379,8 @@ static void test_tcp_all_in_turn(void **state)
     three_end(&t);
 }
 
-/* The one that was asked first is stopped: what the others bring is told all the same, and its deadline holds. */
+/* The one that was asked first is stopped: events of the others are reported all the same, and its deadline
+ * holds. */
 static void test_tcp_all_but_a_frozen_one(void **state)
 {
     struct three t;
@@ -453,7 +455,8 @@ static void three_again(struct three *t, unsigned i)
     t->ids[i] = raw_request(&t->rigs[i]);
 }
 
-/* Whoever sleeps in a recvmsg now and then does not tell epoll each time: all of a batch's last answers are waited for so. */
+/* A reader that sleeps in a recvmsg now and then does not inform epoll each time: it waits so for all of a
+ * batch's last answers. */
 static void test_tcp_epoll_forgets_late(void **state)
 {
     struct three t;
@@ -470,7 +473,7 @@ static void test_tcp_epoll_forgets_late(void **state)
                     three_again(&t, k);
         }
     t.rigs[0].ctx->poll_in_order = true;
-    for (unsigned i = 0; watched() == before; i = (i + 1) % 3) { /* until it has gone on for a while */
+    for (unsigned i = 0; watched() == before; i = (i + 1) % 3) { /* until epoll forgets it */
         three_answer(&t, i);
         assert_ptr_equal(three_next(&t), t.ops[i]);
         three_again(&t, i);

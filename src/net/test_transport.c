@@ -89,7 +89,7 @@ static void test_shm_ledger(void **state)
 {
     struct rig r;
     rig_init(&r, SHM, true);
-    r.regions[2] = NULL; /* lives elsewhere */
+    r.regions[2] = NULL; /* is remote */
     struct net_read reads[] = {{.mr_gid = 2, .bytes = 10}, {.mr_gid = 1, .bytes = 1000}};
     uint64_t before = ledger_bytes[LEDGER_GATHER];
     struct test_op *t = op_new(reads, 2);

@@ -4,9 +4,8 @@
  * late.
  *
  * Ops that no rule names go to the lower context as they are. A late one is read into a buffer of ours by a
- * shadow op; its owner is told DONE (-ETIMEDOUT) when the shadow is through, and only late_polls polls later
- * do the bytes go where they were meant to, then QUIESCED comes. poll() may return 0 early while a late op
- * counts its polls.
+ * shadow op; its owner gets DONE (-ETIMEDOUT) when the shadow completes. The bytes reach their destination
+ * late_polls polls later, then QUIESCED follows. poll() may return 0 early while a late op counts its polls.
  */
 #include "net/testing.h"
 
@@ -21,7 +20,7 @@ struct fault_op { /* of a late op */
     struct net_read *reads;
     uint8_t *bounce;
     unsigned polls_left;
-    bool landing; /* the shadow is through; waits for its polls */
+    bool landing; /* the shadow has completed; waits for its polls */
 };
 
 struct net_endpoint {
@@ -130,7 +129,7 @@ static int fault_submit(struct net_endpoint *ep, struct net_op *op)
     return rc;
 }
 
-/* One bit on the way: the checksum is of what landed, so it no longer is the sample's. */
+/* A bit flips on the way: the checksum is of what landed, so it is no longer the sample's. */
 static void damage(struct net_op *op)
 {
     for (uint32_t i = 0; i < op->n; i++) {
@@ -218,7 +217,7 @@ static int fault_connect(struct net_ctx *base, const struct net_peer *peer, uint
     return 0;
 }
 
-/* Late bytes of a connection that is torn down never land: as the contract of disconnect says. */
+/* Late bytes of a torn-down connection never land: the contract of disconnect. */
 static void fault_disconnect(struct net_ctx *base, struct net_endpoint *ep)
 {
     struct fault_ctx *ctx = container_of(base, struct fault_ctx, base);

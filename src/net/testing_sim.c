@@ -6,11 +6,11 @@
  *   submit ─latency─▶ node: segments leave one after another at its rate ─latency─▶ receiver's queue ─▶ destination
  *
  * A segment (64 KiB) that would overrun the receiver's queue is lost and comes again after retry_ns: incast.
- * A frozen node's segments leave when it thaws, so they land after a deadline that passed meanwhile: DONE
- * with -ETIMEDOUT, then the bytes, then QUIESCED. A node that dies sends nothing more; its ops end with
+ * A frozen node's segments leave when it thaws, so they land after a deadline that has passed: DONE with
+ * -ETIMEDOUT, then the bytes, then QUIESCED. A node that dies sends nothing more; its ops end with
  * -ECONNRESET one latency later.
  *
- * poll() moves the clock to the next event, further while there is nothing to tell and the timeout (virtual
+ * poll() moves the clock to the next event, further while there is nothing to report and the timeout (virtual
  * too) allows; with timeout 0 by one event. Invariant: every segment on its way has exactly one entry in the
  * heap, paid for at submit, so that nothing can fail later.
  */
@@ -28,7 +28,7 @@ enum event_kind { EVENT_ARRIVE, EVENT_LAND, EVENT_DEADLINE, EVENT_DEATH };
 
 struct sim_op {
     struct list node;  /* ctx->ops, while its bytes may still land */
-    struct net_op *op; /* NULL: the endpoint is gone, segments fall on the floor */
+    struct net_op *op; /* NULL: the endpoint is gone, segments are dropped */
     unsigned node_index;
     unsigned entries;  /* in the heap */
     unsigned segments; /* that have not landed, those that never will included */
@@ -39,7 +39,7 @@ struct event {
     enum event_kind kind;
     struct sim_op *so;
     unsigned node_index;
-    uint32_t read, skip; /* the segment begins here, and goes on through the reads behind it */
+    uint32_t read, skip; /* the segment begins here, and continues through the reads behind it */
     uint64_t bytes;
 };
 
@@ -259,7 +259,7 @@ static void arrive(struct sim_ctx *ctx, struct event e)
     if (room && queued && queued + e.bytes > room) {
         const struct sim_node *node = &ctx->nodes[e.so->node_index];
         e.at = ctx->now_ns + ctx->conf.retry_ns + next_random(ctx) % (ctx->conf.retry_ns / 8 + 1);
-        /* Who is dead sends nothing again. */
+        /* A dead node sends nothing again. */
         if (node->conf.die_at_ns == 0 || e.at < node->conf.die_at_ns + node->conf.latency_ns)
             heap_push(ctx, e);
         return;
@@ -335,7 +335,7 @@ static int sim_poll(struct net_ctx *base, struct net_event *events, unsigned max
         step(ctx);
     while (list_empty(&ctx->events) && ctx->heap_n && ctx->heap[0].at <= until)
         step(ctx);
-    /* Waiting takes its time even when nothing comes; without end it is for nothing. */
+    /* Waiting takes its time even when nothing comes; an endless wait without events returns at once. */
     if (list_empty(&ctx->events) && timeout_ms > 0)
         ctx->now_ns = MAX(ctx->now_ns, until);
     return (int)net_events_take(&ctx->events, &ctx->told, events, max);

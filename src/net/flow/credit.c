@@ -2,30 +2,34 @@
 /*
  * credit.c: see credit.h.
  *
- * Happy path: take adds to the own slot, then sums all slots; above the limit it takes back what it added. So two who take at
- * once may both be refused, never both be granted too much. done subtracts, adds up what was delivered, and whoever finds
- * nobody adapting closes the window when it is long enough.
+ * Happy path: take adds to the own slot, then sums all slots; above the limit it takes back what it added. So
+ * two processes that take at once may both be refused, but never both be granted too much. done subtracts and
+ * adds up what was delivered; a caller that finds no other process adapting closes the window when it is long
+ * enough.
  *
  *   base    Only a request that was alone on the rail shows the path's own delay: under load the answer takes
- *           in flight / rate, and a limit computed from that would feed itself. Batches begin with such a request; where
- *           none comes for BASE_NS, the rail is drained for a moment to get one.
+ *           in flight / rate, and a limit computed from that would feed itself. Batches begin with such a
+ *           request; where none comes for BASE_NS, the rail is drained for a moment to get one.
  *   limit   4 × rate × base: one product is on its way, the rest covers the turn-around of both sides.
- *   queue   Where the path is fast, at least what a queue in front of a link of that rate holds: half a millisecond of it from
- *           0.5 GB/s on, and by the square of the rate less below. A request costs its wake-ups whatever it carries, and a link that
- *           is as fast as the CPUs is limited by them.
- *   stalls  Where nothing comes for 20 ms, and four times what an answer takes, somebody stood still, and not the path. Its window is
- *           not judged, once in 100 ms of others: a pause of 200 ms would fade the rate to a tenth.
- *   boost   1 where that keeps the path busy. Where less comes than has come before (servers or readers that do not get their CPU in
- *           time leave the link idle), more is asked for, half as much again every 20 ms, up to 16 times as much.
- *   losses  Servers tell how many segments they sent anew. Where somebody waited long for an answer meanwhile, or they are many, that
- *           draws a ceiling at 0.7 of what was allowed before the wait, in which rate and limit fade; it is raised by a quarter
- *           after a pause, which doubles each time that another follows within a minute: a lost tail costs a retransmission
- *           timeout (200 ms), which is why trying it is rare. A few that cost nothing draw none: whoever else is on the way has
- *           some lost now and then, and 0.7 of 0.7 of 0.7 for each ended at 8 KiB, and a tenth of the link. Nor do they beside
- *           a reader who stood still: what he finds is old, and waited for nothing; several answers at once.
+ *   queue   Where the path is fast, at least what a queue in front of a link of that rate holds: half a
+ *           millisecond of it from 0.5 GB/s on, and by the square of the rate less below. A request costs its
+ *           wake-ups whatever it carries, and a link that is as fast as the CPUs is limited by them.
+ *   stalls  Where nothing comes for 20 ms, and four times what an answer takes, a process stood still, not
+ *           the path. Its window is not judged, once in 100 ms of others: a pause of 200 ms would fade the
+ *           rate to a tenth.
+ *   boost   1 where that keeps the path busy. Servers or readers that do not get their CPU in time leave the
+ *           link idle. Where less comes than before, more is asked for: half as much again every 20 ms, up to
+ *           16 times as much.
+ *   losses  Servers report how many segments they retransmitted. If an answer waited long in that time, or
+ *           they are many, a ceiling is drawn at 0.7 of what was allowed before the wait; rate and limit fade
+ *           within it. It is raised by a quarter after a pause, which doubles when another loss follows
+ *           within a minute: trying is rare because a lost tail costs a retransmission timeout (200 ms). A
+ *           few losses without a wait draw none: other traffic on the path causes some, and 0.7 for each
+ *           ended at 8 KiB, a tenth of the link. Nor do losses beside a reader that stood still: the answers
+ *           it finds, several at once, waited for nothing.
  *
- * Fairness: of those who want credit each gets limit / their number at most, and who holds none and waits longest goes first;
- * one that has not asked again for WANT_NS is not waited for (it may be stopped).
+ * Fairness: each process that wants credit gets limit / their number at most. One that holds none and waits
+ * longest goes first; one that has not asked again for WANT_NS (it may be stopped) is skipped.
  */
 #include "net/flow/credit.h"
 
@@ -52,36 +56,36 @@
 #define LIMIT_MAX       (64 * MIB)
 #define QUEUE_NS        500000.0
 #define QUEUE_RATE      5e8  /* bytes a second: from here on links have switches with room for QUEUE_NS */
-#define QUEUE_SURE      0.25 /* part of that which they have, whoever else is on the way */
+#define QUEUE_SURE      0.25 /* share of that room that is free whatever the other traffic */
 /* More of it falls out of the caches between server and reader where they share them. */
 #define QUEUE_MAX       (2 * MIB)
-#define BOOSTED_MAX     (2 * MIB)   /* what lacks CPU is not helped by still more */
-#define SLICE_LARGE     (512 * KIB) /* from here on four at a time, so that several servers have one each */
+#define BOOSTED_MAX     (2 * MIB)   /* more bytes do not help where CPU is short */
+#define SLICE_LARGE     (512 * KIB) /* from here on four at a time, so that each of several servers has one */
 #define SHARE_NS        250000.0
 #define SHARE_MIN       (16 * KIB)
 #define SHARE_MAX       (64 * KIB)
 #define SLICE_ALIGN     64u /* a line of the cache */
-#define CREDIT_BUSY_MAX 64u /* what a neighbour may have us believe */
+#define CREDIT_BUSY_MAX 64u /* bound on what another process may claim */
 #define WINDOW_NS       (5 * NS_PER_MS)
 #define JUDGE_NS        (20 * NS_PER_MS)
 #define PROBES_FIRST    8u
-#define PROBE_NS        (100 * NS_PER_MS) /* so often a request that is alone is a small one */
+#define PROBE_NS        (100 * NS_PER_MS) /* interval of small requests among those that are alone */
 #define IDLE_NS         (1 * NS_PER_S)
 #define BASE_NS         (10 * NS_PER_S)
-#define DRAIN_NS        (200 * NS_PER_MS) /* as long as draining may take before the old base is kept */
-#define STALL_NS        (20 * NS_PER_MS)  /* nothing came for as long, though something was asked for */
-#define STALL_TIMES     4.0               /* and for so many times what an answer takes at most */
+#define DRAIN_NS        (200 * NS_PER_MS) /* longest drain before the old base is kept */
+#define STALL_NS        (20 * NS_PER_MS)  /* nothing came for so long, though something was asked for */
+#define STALL_TIMES     4.0               /* and for so many times the longest answer */
 #define MOVED_NS        (100 * NS_PER_MS) /* between two stalls that are forgotten */
 #define WANT_NS         (20 * NS_PER_MS)
-#define HELD_NS         (1 * NS_PER_S) /* who has not moved for as long is stopped, or waits for a server that is */
+#define HELD_NS         (1 * NS_PER_S)    /* no progress for so long: it is stopped, or its server is */
 #define LOSS_NS         (300 * NS_PER_MS) /* reports of one loss come from several servers, after a timeout */
-#define HIGH_NS         (2 * LOSS_NS)     /* between asking for too much and hearing of it */
-/* An answer that took as long, and STALL_TIMES as long as answers take, waited for something. */
+#define HIGH_NS         (2 * LOSS_NS)     /* between asking for too much and the report of its loss */
+/* An answer that took so long, and STALL_TIMES the usual time, waited for something. */
 #define SLOW_NS          (5 * NS_PER_MS)
-#define TOLD_NS          (20 * NS_PER_MS) /* after which losses are told of (losses.h) */
-#define LOSSY            128u             /* one segment lost in so many is too much, whatever it costs */
-#define LOSSY_MIN        8u               /* of which there are so many at least */
-#define SEGMENT          1448u            /* about what one carries */
+#define TOLD_NS          (20 * NS_PER_MS) /* after which losses are reported (losses.h) */
+#define LOSSY            128u             /* one lost segment in so many is always too much */
+#define LOSSY_MIN        8u               /* with at least so many lost */
+#define SEGMENT          1448u            /* payload bytes of one, about */
 #define BOOST_ONE        1024u
 #define BOOST_MAX        (16 * BOOST_ONE)
 #define PAUSE_MIN_NS     (2 * NS_PER_S)
@@ -239,8 +243,8 @@ uint64_t credit_piece_bytes(const struct credit *c)
     return stage_of(credit_limit(c));
 }
 
-/* Not a stage and what is left, nor somewhat more than a stage: two of those may not fit the limit, and the link idles between one and
- * the next. */
+/* Neither a stage plus the rest, nor slightly more than a stage: two such requests may not fit the limit, and
+ * the link would idle between them. */
 uint64_t credit_share(const struct credit *c)
 {
     uint64_t rate = load(&c->rail->rate_bytes_per_s);
@@ -299,7 +303,7 @@ static void window_open(struct credit_rail *r, uint64_t now_ns)
     r->idle_since_ns = 0;
 }
 
-/* What an answer takes where all that may be in flight is ahead of it. */
+/* How long an answer takes with all that may be in flight ahead of it. */
 static double usual_ns(const struct credit *c)
 {
     double rate = (double)load(&c->rail->rate_bytes_per_s), base = (double)load(&c->rail->base_ns);
@@ -308,9 +312,10 @@ static double usual_ns(const struct credit *c)
 }
 
 /*
- * A machine that stood still, a reader or a server that was stopped: that says nothing about the path, and the window begins anew. What
- * is still in flight does not count in it: it may lie in a socket and come in no time. True: it was such a stall. Not if the rail has
- * hardly moved since the last: a path on which every answer takes as long has become slow.
+ * A stopped machine, reader or server says nothing about the path, so the window begins again. What is still
+ * in flight does not count in it: it may lie in a socket and arrive at once. Returns true for such a stall.
+ * False if the rail has hardly moved since the last one: a path on which every answer takes as long has
+ * become slow.
  */
 static bool forget_stall(struct credit *c, uint64_t in_flight_bytes, uint64_t now_ns)
 {
@@ -326,9 +331,9 @@ static bool forget_stall(struct credit *c, uint64_t in_flight_bytes, uint64_t no
 }
 
 /*
- * An answer that waited long; but for nothing on the path, if several were out, and nothing came for as long: then we stood still, or
- * those who answer. Beside a few losses that are none of our doing that would look like too much in flight. Unless several are told of
- * right then: they were of these.
+ * Notes an answer that waited long. If several were out and nothing came for as long, the reader or the
+ * servers were stopped, and the path was not the cause. Beside a few losses caused by other traffic such a
+ * wait would look like too much in flight; if several losses are reported right then, it is.
  */
 static void note_slow(struct credit *c, uint64_t rtt_ns, bool several, uint64_t now_ns)
 {
@@ -346,7 +351,7 @@ static void note_slow(struct credit *c, uint64_t rtt_ns, bool several, uint64_t 
         store(&c->rail->slow_ns, now_ns);
 }
 
-/* Time with nothing asked for says nothing about the path, and is cut out of a window. */
+/* Time without requests says nothing about the path, and is cut out of a window. */
 static void window_pause(struct credit_rail *r, uint64_t now_ns)
 {
     r->idle_since_ns = now_ns;
@@ -362,7 +367,7 @@ static void window_resume(struct credit_rail *r, uint64_t now_ns)
         return;
     }
     r->window_start_ns += now_ns - since;
-    r->window_delivered += load(&r->delivered_bytes) - r->idle_delivered; /* by whom nothing adapts for */
+    r->window_delivered += load(&r->delivered_bytes) - r->idle_delivered; /* while no process adapted */
     r->idle_since_ns = 0;
 }
 
@@ -388,8 +393,9 @@ static void set_limit(struct credit *c)
     store(&r->limit_bytes, bytes < LIMIT_MIN ? LIMIT_MIN : bytes);
 }
 
-/* Whether segments that were lost since loss_stamp_ns say that too much was in flight: somebody waited long for his answer meanwhile, or
- * they are many. Any way that others use loses one now and then, which TCP sends anew at once: that is none of our doing. */
+/* Whether the segments lost since loss_stamp_ns show that too much was in flight: an answer waited long in
+ * that time, or they are many. Other traffic on the path causes single losses, which TCP retransmits at once;
+ * these say nothing. */
 static bool too_much(const struct credit_rail *r, uint64_t lost, uint64_t now_ns)
 {
     uint64_t delivered = load(&r->delivered_bytes);
@@ -398,7 +404,7 @@ static bool too_much(const struct credit_rail *r, uint64_t lost, uint64_t now_ns
     return lost && (waited || (lost > LOSSY_MIN && lost > segments / LOSSY));
 }
 
-/* The limit at which something is sent is not the one at which it is heard that it was lost. */
+/* A loss is reported later than it happens, when the limit may have changed already. */
 static void note_high(struct credit_rail *r, uint64_t now_ns)
 {
     uint64_t limit = load(&r->limit_bytes);
@@ -433,8 +439,8 @@ static void judge_losses(struct credit_rail *r, uint64_t now_ns)
         store(&r->ceiling_bytes, ceiling < LIMIT_MAX ? ceiling + ceiling / 4 : 0);
         r->ceiling_stamp_ns = now_ns;
     } else {
-        judged =
-            recent || now_ns - r->loss_stamp_ns > LOSS_NS; /* who waits for what was lost is told only then */
+        /* Readers that wait for a lost segment report it only then. */
+        judged = recent || now_ns - r->loss_stamp_ns > LOSS_NS;
     }
     if (!judged)
         return;
@@ -443,7 +449,7 @@ static void judge_losses(struct credit_rail *r, uint64_t now_ns)
     r->loss_delivered = load(&r->delivered_bytes);
 }
 
-/* By 1/part for each window's length: where answers take long, windows are few. */
+/* Fades by 1/part for each window's length: where answers take long, windows are few. */
 static uint64_t faded(uint64_t value, uint64_t part, uint64_t spent_ns)
 {
     for (uint64_t n = MIN(spent_ns / WINDOW_NS, 256ull); n > 1; n--)
@@ -451,8 +457,9 @@ static uint64_t faded(uint64_t value, uint64_t part, uint64_t spent_ns)
     return value - value / part;
 }
 
-/* By stretches that are long beside what lies in the queue: of short ones a late reader makes one poor and the next rich, the more so the
- * more is in flight, and against the richest of them all others look as if the path had been idle. */
+/* Judges stretches that are long compared to what lies in the queue. A late reader makes one short stretch
+ * poor and the next rich, the more so the more is in flight. Compared to the richest of them, all others look
+ * as if the path had been idle. */
 static void judge_rate(struct credit_rail *r, uint64_t bytes, uint64_t spent_ns)
 {
     r->judged_bytes += bytes;
@@ -475,18 +482,17 @@ static void take_base(struct credit_rail *r, uint64_t bytes, uint64_t rtt_ns, ui
 {
     uint64_t rate = load(&r->rate_bytes_per_s), base = load(&r->base_ns), stamp = load(&r->base_stamp_ns);
     uint64_t own_ns = rate ? (uint64_t)((double)bytes * 1e9 / (double)rate) : 0;
-    /* Half of it at least: the rate may still be far too low. And what came faster than the rate waited for nothing. */
+    /* Half of it at least: the rate may still be far too low. A faster answer waited for nothing. */
     uint64_t found = rtt_ns <= own_ns ? rtt_ns : MAX(rtt_ns - own_ns, rtt_ns / 2);
     found = MAX(found, 1000ull);
     if (is_probe(bytes) && load(&r->probes) < PROBES_FIRST)
         atomic_fetch_add_explicit(&r->probes, 1, memory_order_relaxed);
-    /* A large one may show that it is less, not that it is more. */
+    /* A large request may show that the base is less, not that it is more. */
     uint64_t age_ns = now_ns - MIN(stamp, now_ns);
     if (!base || !stamp || found <= base ||
         (is_probe(bytes) ? age_ns > BASE_NS : age_ns > 2 * BASE_NS && stamp)) {
         store(&r->base_ns, found);
-        store(&r->base_stamp_ns,
-              rate ? now_ns : 0); /* without a rate it is looked at again when there is one */
+        store(&r->base_stamp_ns, rate ? now_ns : 0); /* without a rate, judged again when there is one */
         store(&r->base_bytes, bytes);
     }
 }
@@ -514,7 +520,7 @@ static void window_close(struct credit *c, uint64_t now_ns)
 struct look { /* at the other slots of the rail */
     uint64_t bytes;
     unsigned wanting;
-    bool older; /* one that holds nothing waits for longer than us */
+    bool older; /* one that holds nothing waits for longer than this one */
 };
 
 static struct look look_at_others(const struct credit *c, uint64_t now_ns)
@@ -555,8 +561,8 @@ static void busy_end(struct credit *c)
         ;
 }
 
-/* The base is old: everybody waits until the rail is empty, for one request alone. And again each BASE_NS, where that did not come about:
- * a server that stood still just then. */
+/* The base is old: all processes wait until the rail is empty, for one request alone. This repeats each
+ * BASE_NS if no such request completed, as when a server was stopped just then. */
 static bool draining(const struct credit_rail *r, uint64_t now_ns)
 {
     uint64_t stamp = load(&r->base_stamp_ns), age = now_ns > stamp ? now_ns - stamp : 0;
@@ -580,11 +586,11 @@ bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_al
     if (!c->in_flight_bytes)
         c->moved_ns = now_ns;
     busy_begin(c);
-    store(&s->moved_ns, now_ns); /* first: who sees the bytes counts them */
+    store(&s->moved_ns, now_ns); /* first: a process that sees the bytes counts them */
     uint64_t mine = atomic_fetch_add(&s->in_flight_bytes, bytes) + bytes;
     struct look others = look_at_others(c, now_ns);
     uint64_t total = mine + others.bytes, share = MAX(limit / (others.wanting + 1), stage_of(limit));
-    /* Of it each of ours that is busy has the same. */
+    /* Each busy user of this process has the same share of it. */
     uint32_t busy = MIN(load(&s->busy), CREDIT_BUSY_MAX);
     uint64_t each = share / (busy ? busy : 1), own_share = MAX(each, stage_of(limit));
     bool sole_op = total == bytes;
@@ -593,7 +599,8 @@ bool credit_take(struct credit *c, uint64_t bytes, uint64_t now_ns, bool *ret_al
         if (!load(&s->want_since_ns))
             store(&s->want_since_ns, now_ns);
         store(&s->want_seen_ns, now_ns);
-        atomic_fetch_sub(&s->in_flight_bytes, bytes); /* last: who gives back from now on sees that we wait */
+        /* Last: a process that gives back from now on sees that this one waits */
+        atomic_fetch_sub(&s->in_flight_bytes, bytes);
         return false;
     }
     store(&s->want_since_ns, 0);
@@ -623,7 +630,7 @@ void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool sole_op
     atomic_fetch_add_explicit(&r->delivered_bytes, rtt_ns ? bytes : 0, memory_order_relaxed);
     store(&s->moved_ns, now_ns);
     struct look others = look_at_others(c, now_ns);
-    if (others.wanting || load(&s->want_since_ns)) /* of our own slot: another view of this process */
+    if (others.wanting || load(&s->want_since_ns)) /* also another view of this process, in the same slot */
         wake_all(r);
     if (c->fixed_limit_bytes || !rtt_ns)
         return;
@@ -637,7 +644,7 @@ void credit_done(struct credit *c, uint64_t bytes, uint64_t rtt_ns, bool sole_op
     if (!forget_stall(c, in_flight, now_ns) && sole_op)
         take_base(r, bytes, rtt_ns, now_ns);
     uint64_t spent_ns = now_ns - MIN(r->window_start_ns, now_ns);
-    /* Never a shorter one: a reader that was late finds much in its sockets, and takes it in no time. */
+    /* Never a shorter one: a late reader takes what waits in its sockets in no time. */
     if (r->window_start_ns && load(&r->base_ns) && spent_ns >= MAX(WINDOW_NS, 2 * load(&r->base_ns)))
         window_close(c, now_ns);
     if (!in_flight)

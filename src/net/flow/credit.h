@@ -9,13 +9,14 @@
  *
  *   limit = 4 × rate × base × boost   (bytes; 32 KiB … 64 MiB; below the ceiling that losses drew)
  *
- * The table is a memfd that the daemon makes for each user of the host and passes to his clients, each of which gets a
- * slot of its own. What is in flight is the sum of the slots: the daemon clears the slot of a process that is gone, so a
- * process killed at any moment leaves nothing behind. There is no lock: a process stopped anywhere stops nobody else; what it
- * holds counts for a second more, since by then its answers wait in its own sockets.
- * What other processes of the same user wrote is only ever used after clamping it.
+ * The table is a memfd that the daemon makes for each user of the host. It passes the memfd to the user's
+ * clients, each of which gets a slot of its own. The bytes in flight are the sum of the slots. The daemon
+ * clears the slot of a process that is gone, so a process killed at any moment leaves nothing behind. There
+ * is no lock: a stopped process stops no other. What it holds counts for a second more; by then its answers
+ * wait in its own sockets. What other processes of the same user wrote is used only after clamping it.
  *
- * Threads: any; one `struct credit` belongs to one thread at a time. docs/decisions/0020-inflight-limit.md tells why so.
+ * Threads: any; one `struct credit` belongs to one thread at a time. See
+ * docs/decisions/0020-inflight-limit.md.
  */
 #ifndef NET_FLOW_CREDIT_H
 #define NET_FLOW_CREDIT_H
@@ -24,15 +25,15 @@
 
 #define CREDIT_SLOTS 128u
 #define CREDIT_RAILS 8u
-/* A process asked for this many bytes at least, where there is so much to ask for, and at most. */
+/* Bounds of one request, where there is so much to ask for. */
 #define CREDIT_PIECE_MIN (8 * KIB)
 #define CREDIT_PIECE_MAX (1 * MIB)
 
 struct credit_slot {
     _Alignas(64) _Atomic uint64_t in_flight_bytes;
     _Atomic uint64_t want_since_ns; /* it waits for credit; 0: it does not */
-    _Atomic uint64_t want_seen_ns;  /* and asked last */
-    _Atomic uint64_t moved_ns;      /* asked for credit or gave some back last */
+    _Atomic uint64_t want_seen_ns;  /* and last asked */
+    _Atomic uint64_t moved_ns;      /* last asked for credit, or gave some back */
     _Atomic uint32_t busy;          /* users of it, of one process, that hold some or want it */
 };
 
@@ -41,24 +42,25 @@ struct credit_rail {
     _Atomic uint64_t rate_bytes_per_s; /* delivered to all processes: windowed maximum that fades */
     _Atomic uint64_t base_ns;       /* shortest answer to a request that was alone, less its bytes / rate */
     _Atomic uint64_t base_stamp_ns; /* 0: it is the whole answer, as no rate was known */
-    _Atomic uint64_t base_bytes;    /* of the request that it is of */
-    _Atomic uint64_t probe_ns;      /* when a small request was alone last */
+    _Atomic uint64_t base_bytes;    /* of the request that gave base_ns */
+    _Atomic uint64_t probe_ns;      /* when a small request was last alone */
     _Atomic uint64_t delivered_bytes, lost_segments, peak_bytes;
-    _Atomic uint64_t slow_ns;       /* when an answer came last that had waited long */
+    _Atomic uint64_t slow_ns;       /* when the last answer came that had waited long */
     _Atomic uint64_t ceiling_bytes; /* set by a loss, raised again slowly; 0: none */
-    _Atomic uint32_t probes;        /* that told something, up to a few */
+    _Atomic uint32_t probes;        /* that gave a result, up to a few */
     _Atomic uint32_t slots_used;    /* no slot at or above was ever given out */
-    _Atomic uint32_t wake;          /* futex: counts returns that somebody waited for */
-    _Atomic uint32_t adapting;      /* slot + 1 of who is; others skip it */
-    /* of who is adapting */
+    _Atomic uint32_t wake;          /* futex: counts returns that a process waited for */
+    _Atomic uint32_t adapting;      /* slot + 1 of the process that adapts; others skip it */
+    /* of the adapting process */
     uint64_t window_start_ns, window_delivered;
-    uint64_t idle_since_ns;         /* nothing is in flight; 0: something is */
-    uint64_t idle_delivered;        /* by then */
-    uint64_t moved_at_ns, moved_ns; /* when something came last, and how long it has since the last stall */
-    /* Segments lost by the time that losses were judged up to; that time; what was delivered by then. */
+    uint64_t idle_since_ns;  /* nothing is in flight; 0: something is */
+    uint64_t idle_delivered; /* delivered_bytes at that time */
+    /* When bytes last came, and for how long since the last stall. */
+    uint64_t moved_at_ns, moved_ns;
+    /* Lost segments at the last judgement of losses; its time; bytes delivered by then. */
     uint64_t lost_seen, loss_stamp_ns, loss_delivered;
     uint64_t ceiling_stamp_ns, ceiling_pause_ns;
-    uint64_t high_bytes, high_ns;     /* the limit before it fell, and when it was that last */
+    uint64_t high_bytes, high_ns;     /* the limit before it fell, and the last time it was that */
     uint64_t judged_ns, judged_bytes; /* windows since boost was judged */
     uint64_t best_bytes_per_s;        /* as rate, fading far more slowly */
     uint32_t boost;                   /* in 1/1024, at least 1024; 0 is 1024 */
@@ -85,8 +87,8 @@ struct credit {
     unsigned slot;
     struct credit_table *own; /* a private table, where there is none to share */
     uint64_t fixed_limit_bytes, floor_bytes, in_flight_bytes;
-    uint64_t moved_ns;             /* something came last, or was asked for where nothing was out */
-    uint64_t stood_ns, stood_lost; /* it went on last after a stall, and what was lost by then */
+    uint64_t moved_ns;             /* when bytes last came, or a request began with nothing out */
+    uint64_t stood_ns, stood_lost; /* the last end of a stall, and the losses known by then */
     bool busy;                     /* counted by its slot */
 };
 
@@ -103,25 +105,26 @@ void credit_fini(struct credit *credit);
 /* What may be in flight now, all processes together, and what one request should carry. */
 uint64_t credit_limit(const struct credit *credit);
 uint64_t credit_piece_bytes(const struct credit *credit);
-/* What the next one should: less where it will be alone and shows the path's delay, which its own bytes would hide. */
+/* Bytes of the next request: less where it is alone, to show the path's delay without its own bytes. */
 uint64_t credit_request(const struct credit *credit, uint64_t now_ns);
-/* How much of a piece of so many bytes one request takes: of equal parts, none of them longer than a stage, the first. */
+/* Bytes of a piece that one request takes: the first of equal parts, none longer than a stage. */
 uint64_t credit_slice(uint64_t stage, uint64_t bytes);
-/* What one request should carry at least where several rails share the work: what this one brings in a moment. Longer ones leave
- * a slow rail busy when the others are through, shorter ones a fast one waiting for whoever asks. */
+/* What one request should carry at least where several rails share the work: what this rail brings in a
+ * moment. Longer requests keep a slow rail busy when the others are done; shorter ones leave a fast rail
+ * waiting for the requester. */
 uint64_t credit_share(const struct credit *credit);
-/* Whether anything was delivered by it so far. */
+/* Whether bytes were delivered by it so far. */
 bool credit_measured(const struct credit *credit);
-/* False: not now. With nothing of anybody in flight never false, however small the limit. *ret_alone: nothing else was in
- * flight, so that its answer shows the path's own delay. */
+/* False: not now. Never false when no process has bytes in flight, however small the limit. *ret_alone:
+ * nothing else was in flight, so that the answer shows the path's own delay. */
 bool credit_take(struct credit *credit, uint64_t bytes, uint64_t now_ns, bool *ret_alone);
-/* Ends what credit_take began, however it ended; rtt_ns 0: it tells nothing about the path. */
+/* Ends what credit_take began, however it ended; rtt_ns 0: no information about the path. */
 void credit_done(struct credit *credit, uint64_t bytes, uint64_t rtt_ns, bool sole_op, uint64_t now_ns);
-/* It wants no more for now, whatever it was refused last: others need not wait for it. */
+/* Wants no more for now, even if it was refused: others need not wait for it. */
 void credit_rest(struct credit *credit);
 /* Servers lost so many segments. */
 void credit_lost(struct credit *credit, uint64_t segments);
-/* For who has nothing in flight himself: sleeps until somebody gave credit back, or timeout_ms. */
+/* For a process with nothing in flight: sleeps until another gave credit back, or timeout_ms. */
 void credit_wait(struct credit *credit, int timeout_ms);
 
 #endif

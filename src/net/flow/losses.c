@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* losses.c: see losses.h. A file of its own: only the kernel's header knows all of tcp_info, and it excludes the C library's. */
+/* losses.c: see losses.h. A separate file: only the kernel's header has all of tcp_info. */
 #include "net/flow/losses.h"
 
 #include <linux/tcp.h>
@@ -8,7 +8,7 @@
 uint32_t losses_judge(struct losses *l, uint32_t sent_anew, uint32_t came_twice, uint64_t now_ns)
 {
     uint32_t lost = sent_anew - came_twice;
-    if ((int32_t)(lost - l->told) <= 0) { /* all that is new of it came twice */
+    if ((int32_t)(lost - l->told) <= 0) { /* all new ones are duplicates */
         l->since_ns = 0;
         return l->told;
     }
@@ -26,7 +26,7 @@ uint32_t losses_judge(struct losses *l, uint32_t sent_anew, uint32_t came_twice,
 uint32_t losses_of(struct losses *l, int fd, uint64_t now_ns)
 {
     struct tcp_info info = {.tcpi_min_rtt =
-                                UINT32_MAX}; /* a kernel that knows less of it leaves the rest as it is */
+                                UINT32_MAX}; /* an older kernel leaves unknown fields as they are */
     socklen_t len = sizeof(info);
     if (l->asked_ns && now_ns - l->asked_ns < LOSSES_ASK_NS)
         return l->told;

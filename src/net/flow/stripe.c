@@ -2,9 +2,10 @@
 /*
  * stripe.c: see stripe.h.
  *
- * A rate is a mean that forgets: bytes that came in a stretch in which the path was always busy, a quarter of each new stretch.
- * Not a maximum: a rail that slows down must lose its share within a few stretches. A stretch of one small slice says more about
- * latency than about the rail, so short ones are joined. Failure modes: none; numbers saturate.
+ * A rate is a mean that fades: of bytes per stretch in which the path was always busy, each new stretch
+ * counting a quarter. Not a maximum: a rail that slows down must lose its share within a few stretches. A
+ * stretch of one small slice shows latency more than rate, so short ones are joined. Failure modes: none;
+ * numbers saturate.
  */
 #include "net/flow/stripe.h"
 
@@ -17,7 +18,7 @@
 #define PAUSE_MIN_NS  (1 * NS_PER_S)
 #define PAUSE_MAX_NS  (32 * NS_PER_S)
 
-/* Of a path that was not measured: its link's, else the best of the others', else all are alike. */
+/* For an unmeasured path: its link's rate, else the best of the others', else all are equal. */
 static uint64_t believed(const struct stripe_path *paths, unsigned n, const struct stripe_path *p)
 {
     if (p->rate_bytes_per_s)
@@ -30,10 +31,8 @@ static uint64_t believed(const struct stripe_path *paths, unsigned n, const stru
     return best ? best : 1000000000ull;
 }
 
-/*
- * Rates that differ by less than a quarter, or by half where the path could have done more, are taken for the same: they are noise,
- * and who got more of the work looks faster.
- */
+/* Rates that differ by less than a quarter, or by half where the path could have done more, count as equal:
+ * the difference is noise, and the path with more work looks faster. */
 static double seconds(const struct stripe_path *paths, unsigned n, const struct stripe_path *p,
                       uint64_t bytes)
 {
@@ -76,7 +75,7 @@ int stripe_choose(struct stripe_path *paths, unsigned n, uint64_t bytes, uint64_
         if (p->down)
             continue;
         double s = seconds(paths, n, p, bytes);
-        /* Of two that are alike the one that rested longer. */
+        /* Of two equal paths the one that rested longer. */
         if (best < 0 || s < best_s || (s == best_s && p->idle_since_ns < paths[best].idle_since_ns)) {
             best = (int)i;
             best_s = s;
@@ -124,7 +123,8 @@ void stripe_done(struct stripe_path *p, uint64_t bytes, uint64_t now_ns)
     p->total_bytes += bytes;
     if (measured(p, now_ns, &rate)) {
         uint64_t old = p->rate_bytes_per_s;
-        /* One that ran dry had no more to do, or waited for the server or for us: it is not slower for that, unless by far. */
+        /* A path that ran dry had no more to do, or waited for the server or for us: it counts as slower only
+         * if by far. */
         unsigned share = rate > old ? 2 : !p->ran_dry ? 4 : rate < old / 4 ? 16 : 0;
         p->rate_bytes_per_s = MAX(!old ? rate : share ? old - old / share + rate / share : old, 1ull);
         next_stretch(p, now_ns);
@@ -141,7 +141,8 @@ void stripe_came(struct stripe_path *p, uint64_t bytes, uint64_t now_ns)
     p->came = true;
 }
 
-/* A path that had spare time could have done more: it is at least what it did, and believed better by an eighth, up to the best. */
+/* A path with spare time could have done more: its rate is at least what it did, and rises by an eighth, up
+ * to the best. */
 static uint64_t turn_rate(const struct stripe_path *p, uint64_t rate, uint64_t best)
 {
     uint64_t old = p->rate_bytes_per_s;

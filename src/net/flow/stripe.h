@@ -4,10 +4,11 @@
  *
  *   finish = (bytes asked for on the path and not here yet + the slice) / the path's rate + its penalty
  *
- * Rates are measured while a path is busy; before that the link's nominal one is believed. What was not measured for a while is
- * believed to be better by and by, or a path that looked slow once would never be tried again. A path that fails is left at once and
- * tried again after a pause, which doubles from 1 to 32 s as long as it goes on failing. Pure: the caller gives the time and owns the
- * paths; one thread at a time. docs/decisions/0051-rails.md tells why so.
+ * Rates are measured while a path is busy; before that the link's nominal one is believed. The estimate of an
+ * unmeasured path rises slowly, or a path that looked slow once would never be tried again. A path that fails
+ * is left at once and tried again after a pause, which doubles from 1 to 32 s with each further failure.
+ * Pure: the caller gives the time and owns the paths; one thread at a time. Reasons:
+ * docs/decisions/0051-rails.md.
  */
 #ifndef NET_FLOW_STRIPE_H
 #define NET_FLOW_STRIPE_H
@@ -27,7 +28,7 @@ struct stripe_path {
     uint64_t total_bytes;   /* that came over it */
     bool down;
     bool ran_dry, spare; /* nothing was out on it for a while in this stretch; in the one before */
-    bool came;           /* something, since the last turn */
+    bool came;           /* bytes, since the last turn */
 };
 
 /* What crossing from one NUMA node to the other costs a slice: some microseconds of the interconnect's queue. */
@@ -41,17 +42,18 @@ void stripe_sent(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
 /* The slice is here. */
 void stripe_done(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
 /*
- * For a transport that finds out what came when it polls, and may poll late: stripe_came instead of stripe_done, then one stripe_turn
- * when all that could be found was. How long a slice took is known to a turn only, so a path is slow when it was the last that had
- * something out, or never was without; what was found in the same turn by several tells nothing, and they are believed to be alike by and by.
+ * For a transport that finds arrivals when it polls, and may poll late: stripe_came instead of stripe_done,
+ * then one stripe_turn when all arrivals are counted. Only turns know how long a slice took. So a path is
+ * slow when it was the last with slices out, or never ran dry. Paths found in the same turn say nothing, and
+ * their estimates converge.
  */
 void stripe_came(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
 void stripe_turn(struct stripe_path *paths, unsigned n, uint64_t now_ns);
-/* It was answered with an error: that tells nothing about the path. */
+/* It was answered with an error, which says nothing about the path. */
 void stripe_missed(struct stripe_path *path, uint64_t bytes, uint64_t now_ns);
-/* The path broke: what was out on it is not any more, and is asked for elsewhere. */
+/* The path broke: its requests in flight are repeated on other paths. */
 void stripe_failed(struct stripe_path *path, uint64_t now_ns);
-/* Down, and its pause is over: connect it anew, then say stripe_up, or stripe_failed again. */
+/* Down, and its pause is over: connect it again, then call stripe_up, or stripe_failed again. */
 bool stripe_try(const struct stripe_path *path, uint64_t now_ns);
 void stripe_up(struct stripe_path *path);
 

@@ -233,7 +233,7 @@ static void test_late_reader(void **state)
             credit_done(&c, stage, 60 * NS_PER_US, false, now += 500);
         worst = MAX(worst, atomic_load(&c.rail->rate_bytes_per_s));
     }
-    print_message("50 MB/s, told late: %llu MB/s at most\n", (unsigned long long)(worst / 1000000));
+    print_message("50 MB/s, reported late: %llu MB/s at most\n", (unsigned long long)(worst / 1000000));
     assert_in_range(worst, 25000000, 75000000);
     credit_fini(&c);
 }
@@ -270,7 +270,7 @@ static void lose(struct credit *c, uint64_t segments, uint64_t now)
     credit_lost(c, segments);
 }
 
-/* What is lost and sent anew at once draws no ceiling, unless it is much. */
+/* Losses that are retransmitted at once draw no ceiling, unless they are many. */
 static void test_losses_of_others(void **state)
 {
     struct credit c;
@@ -294,7 +294,7 @@ static void test_adapts_and_loses(void **state)
 {
     struct credit c;
     assert_int_equal(credit_init(&c, NULL, 0, 0, 0, false), 0);
-    assert_true(credit_limit(&c) <= 64 * KIB); /* starts low: nobody knows what the first queue takes */
+    assert_true(credit_limit(&c) <= 64 * KIB); /* starts low: the first queue's capacity is unknown */
     drive(&c, NS_PER_S, 1000);
     uint64_t grown = credit_limit(&c);
     print_message("1 GB/s and 100 us: %llu KiB\n", (unsigned long long)(grown / KIB));
@@ -303,7 +303,7 @@ static void test_adapts_and_loses(void **state)
     drive(&c, 3 * NS_PER_S, 100);
     uint64_t cut = ceiling_of(&c);
     assert_true(cut <= grown / 10 * 7 && cut > grown / 2 && credit_limit(&c) <= cut);
-    /* Told of the same loss by another server: one cut. */
+    /* Another server reports the same loss: one cut. */
     lose(&c, 2, 3 * NS_PER_S + 100 * NS_PER_MS);
     drive(&c, 3 * NS_PER_S + 100 * NS_PER_MS, 100);
     assert_int_equal(ceiling_of(&c), cut);
@@ -355,14 +355,14 @@ static void test_processes_share(void **state)
     assert_false(take(&b, stage, 1001)); /* it waits now, */
     assert_false(take(&b, stage, 1002));
     credit_done(&a, stage, 500, false, 1500);
-    assert_false(take(&a, stage, 1600)); /* and goes before who holds so much */
+    assert_false(take(&a, stage, 1600)); /* and goes before the process that holds so much */
     assert_true(take(&b, stage, 1700));
     credit_done(&a, stage, 500, false, 1800);
     credit_done(&a, stage, 500, false, 1801);
     assert_true(take(&b, stage, 1900));
     /* Neither takes more than its half while the other wants too. */
     assert_false(take(&b, stage, 1901) && take(&b, stage, 1902));
-    /* Killed: what it had in flight is nobody's any more. */
+    /* Killed: what it had in flight no longer counts. */
     credit_slot_clear(mine, 1);
     credit_done(&a, held, 500, false, 2000);
     held = 0;
@@ -375,7 +375,7 @@ static void test_processes_share(void **state)
     close(fd);
 }
 
-/* Four that always have something in flight, on a path of 1 GB/s whose delay grows meanwhile. */
+/* Four that always have something in flight, on a path of 1 GB/s whose delay grows in that time. */
 static void test_base_is_drained_for_again(void **state)
 {
     struct out {
@@ -419,7 +419,7 @@ static void test_base_is_drained_for_again(void **state)
     credit_table_unmap(t);
 }
 
-/* Of two that hold nothing, who waits for longer goes first, whoever asks first. */
+/* Of two that hold nothing, the one that waits longer goes first, whichever asks first. */
 static void test_longest_first(void **state)
 {
     struct credit_table *t = shared();
@@ -443,7 +443,7 @@ static void test_longest_first(void **state)
     credit_table_unmap(t);
 }
 
-/* One that waits and is stopped, or is killed while it adapts, holds nobody up. */
+/* One that waits and is stopped, or is killed while it adapts, delays no other. */
 static void test_stopped_and_killed(void **state)
 {
     struct credit_table *t = shared();
@@ -480,7 +480,7 @@ static void test_stopped_holding(void **state)
     assert_true(take(&b, stage, 4 * s));
     assert_true(take(&b, stage, 4 * s + 1));
     credit_done(&b, 2 * stage, 500, false, 4 * s + 2);
-    credit_done(&a, limit, 0, false, 5 * s); /* it goes on */
+    credit_done(&a, limit, 0, false, 5 * s); /* it continues */
     assert_true(take(&b, limit, 5 * s + 1));
     assert_false(take(&a, stage, 5 * s + 2));
     credit_fini(&a);
@@ -521,7 +521,7 @@ static void test_views_share(void **state)
         ;
     assert_int_equal(a.in_flight_bytes, limit);
     assert_false(take(&b, bytes, 1001));
-    while (b.in_flight_bytes < limit / 2) { /* what comes back is for who has less */
+    while (b.in_flight_bytes < limit / 2) { /* what comes back goes to the process with less */
         credit_done(&a, bytes, 500, false, 1010);
         assert_false(take(&a, bytes, 1010) && a.in_flight_bytes > limit / 2);
         assert_true(take(&b, bytes, 1010));
@@ -539,7 +539,7 @@ static void test_views_share(void **state)
     credit_table_unmap(t);
 }
 
-/* Refused once, and served by another rail since: nobody waits for it. */
+/* Refused once, and served by another rail since: no other process waits for it. */
 static void test_rests(void **state)
 {
     struct credit_table *t = shared();

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the limit does to a link of so many bytes a second behind a queue of so many packets, in virtual time: eight servers answer a
- * reader's batches, each answer at once; what finds the queue full is sent anew 200 ms later. Servers and reader get their CPU
- * late now and then, or stand still once. Rails are such links side by side.
+ * What the limit does to a link of so many bytes a second behind a queue of so many packets, in virtual time:
+ * eight servers answer a reader's batches, each answer at once; what finds the queue full is retransmitted
+ * 200 ms later. Servers and reader get their CPU late now and then, or are stopped once. Rails are such links
+ * side by side.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,9 +30,9 @@
 struct link {
     double bytes_per_ns;
     uint64_t queue_bytes, far_ns; /* beyond 40 us there and back */
-    uint64_t lost_one_in;         /* packets, whoever else is on the way; 0: none */
+    uint64_t lost_one_in;         /* packets lost to other traffic; 0: none */
     uint64_t stands_ns;           /* the reader stands still for a moment, so often; 0: it does not */
-    uint64_t again_ns; /* after which such a packet is sent anew; 0: as soon as the gap is told of */
+    uint64_t again_ns; /* after which such a packet is retransmitted; 0: as soon as the gap is reported */
 };
 
 struct result {
@@ -41,7 +42,7 @@ struct result {
 
 struct answer {
     uint64_t at_ns, sent_ns, bytes;
-    unsigned rail, anew;              /* packets that were lost alone, and sent anew at once */
+    unsigned rail, anew;              /* packets that were lost alone, and retransmitted at once */
     bool coming, sole_op, lost, used; /* coming: to the queue, at at_ns; else through at at_ns */
 };
 
@@ -95,8 +96,8 @@ static struct answer *first_of(struct model *m)
     return first;
 }
 
-/* The next answer that is through by then; what comes to the queue before is put there, and nothing that comes later: requests may
- * be made meanwhile whose answers come before it. */
+/* The next answer that is complete by then. What reaches the queue before is put there, and nothing later:
+ * requests made in between may be answered first. */
 static struct answer *next_through(struct model *m, uint64_t until_ns)
 {
     struct answer *a;
@@ -126,7 +127,7 @@ static uint64_t paused(struct model *m, uint64_t now)
     return now + PAUSE_NS;
 }
 
-/* A server is stopped: the request that was sent to it is answered when it goes on. */
+/* A server is stopped: the request that was sent to it is answered when it continues. */
 static uint64_t server_late(struct model *m, uint64_t now)
 {
     if (m->pauses != SERVER || now < m->pause_ns)
@@ -264,9 +265,9 @@ static void test_model(void **state)
 }
 
 /*
- * A way that is longer than its queue is deep: the edge is found by falling over it. What follows is not far below what a limit fixed by
- * hand brings, the best of a sweep. (A ceiling of what the limit has faded to while the lost answer was waited for starts at 22 KiB, and
- * takes half a minute to come back.)
+ * A path that is longer than its queue is deep: its limit is found by exceeding it. Afterwards throughput is
+ * near that of the best fixed limit, from a sweep. (A ceiling of what the limit has faded to during the wait
+ * for the lost answer starts at 22 KiB, and takes half a minute to come back.)
  */
 static void test_overrun(void **state)
 {
@@ -305,7 +306,7 @@ static const char *const pauses[] = {[NOBODY] = "nobody",
                                      [READER] = "the reader",
                                      [SERVER] = "a server"};
 
-/* The least limit in the 64 batches after somebody stood still, two seconds from the start. */
+/* The least limit in the 64 batches after a process stood still, two seconds from the start. */
 static uint64_t least_limit(struct link link, enum who who)
 {
     struct model m = {.link = link, .rails = 1, .rng = rng_seed(7, 1)};
@@ -325,8 +326,9 @@ static uint64_t least_limit(struct link link, enum who who)
 }
 
 /*
- * Of what stood still for 200 ms the path knows nothing: the limit is no more than a tenth below what it would be. (Where the pause fades
- * the rate instead, it falls to the least there is and comes back within 15 ms, some 300 round trips of the fast ones.)
+ * A pause of 200 ms on a host says nothing about the path: the limit stays within a tenth of what it would
+ * be. (Where the pause fades the rate instead, it falls to the least there is and comes back within 15 ms,
+ * some 300 round trips of the fast ones.)
  */
 static void test_pause(void **state)
 {
@@ -342,7 +344,7 @@ static void test_pause(void **state)
             assert_true((double)usual <= MAX(32.0 * KIB, paths[i].bytes_per_ns * 500e3));
         for (enum who who = BETWEEN; who <= SERVER; who++) {
             uint64_t least = least_limit(paths[i], who);
-            print_message("%.3f GB/s, %.1f ms: %s stood still: %llu KiB at least, %llu where nobody does\n",
+            print_message("%.3f GB/s, %.1f ms: %s stood still: %llu KiB at least, %llu without\n",
                           paths[i].bytes_per_ns, (double)paths[i].far_ns / 1e6, pauses[who],
                           (unsigned long long)least / KIB, (unsigned long long)usual / KIB);
             assert_true(least * 10 >= usual * 9);
@@ -350,10 +352,7 @@ static void test_pause(void **state)
     }
 }
 
-/*
- * Losses that are not of our making, one packet in so many on a way that others use, cost little where they happen: they must not cost
- * more by what is made of them.
- */
+/* Losses of other traffic, one packet in so many, cost little: the limit must not make them cost more. */
 static void test_lossy(void **state)
 {
     static const struct link paths[] = {{1.25, 4096 * FRAME, 0, 100000},
@@ -377,7 +376,7 @@ static void test_lossy(void **state)
     }
 }
 
-/* Nor must they where the reader stands still now and then: what he finds then, he has not waited for. */
+/* Nor must they where the reader stands still now and then: it did not wait for what it finds afterwards. */
 static void test_lossy_and_late(void **state)
 {
     static const struct link paths[] = {{1.25, 4096 * FRAME, 0, 100000, 2 * NS_PER_S},
@@ -387,7 +386,7 @@ static void test_lossy_and_late(void **state)
         struct link without = paths[i];
         without.lost_one_in = 0;
         struct result clean = run(without, 1, 0, 30), lossy = run(paths[i], 1, 0, 30);
-        tell("a reader who stands still", clean);
+        tell("a reader that stands still", clean);
         tell("and losses", lossy);
         assert_true(lossy.of_link > 0.95 * clean.of_link);
     }

@@ -36,7 +36,7 @@ static void test_lost(void **state)
     assert_int_equal(losses_judge(&l, 7, 0, now + 1001 * MS), 2);
     assert_int_equal(losses_judge(&l, 7, 2, now + 1003 * MS), 2);
     assert_int_equal(losses_judge(&l, 8, 2, now + 1007 * MS), 5);
-    /* What comes twice after it was told is not told back. */
+    /* What comes twice after it was reported is not taken back. */
     assert_int_equal(losses_judge(&l, 8, 7, now + 1010 * MS), 5);
     assert_int_equal(losses_judge(&l, 14, 7, now + 1011 * MS), 5);
     assert_int_equal(losses_judge(&l, 14, 7, now + 1020 * MS), 7);
@@ -59,7 +59,7 @@ static void test_no_tcp(void **state)
     assert_int_equal(losses_of(&l, -1, 1010 * MS), 0);
 }
 
-/* How near the far end is stands beside it, once it is asked. */
+/* The distance of the far end is known once it is asked for. */
 static void test_near(void **state)
 {
     struct losses l = {.min_rtt_us = UINT32_MAX};

@@ -48,7 +48,7 @@ static uint64_t move(struct stripe_path *paths, const struct rail *rails_in, uns
         out[first] = out[--nout];
         now = MAX(now, done.at_ns);
         if (rails[done.rail].dies_ns && done.at_ns >= rails[done.rail].dies_ns) {
-            left++; /* asked for elsewhere */
+            left++; /* asked for by another path */
             if (!paths[done.rail].down)
                 stripe_failed(&paths[done.rail], now);
             continue;
@@ -175,7 +175,8 @@ static double move_by_turns(struct stripe_path *paths, const struct rail *rails_
     return (double)slices * SLICE * 1e9 / (double)(now - start_ns);
 }
 
-/* Who polls seldom cannot tell them apart: a false start must not last, or who gets more would look faster for ever. */
+/* A reader that polls seldom cannot tell them apart: a false start must not last, or the path with more work
+ * would look faster for ever. */
 static void test_turns_find_equal_rails_equal(void **state)
 {
     const struct rail rails[2] = {{.rate = 1e9}, {.rate = 1e9}};

@@ -2,21 +2,24 @@
 /*
  * paths.c: see paths.h.
  *
- * Happy path: an op of more than two slices is cut into parts, each of which is an op of the lower transport on the path that
- * stripe_choose names; a smaller one goes whole. Its owner is told when the last part is through; checksums of a read that was cut
- * are combined then. An endpoint of one path hands ops down as they are.
+ * Happy path: an op of more than two slices is cut into parts, each of which is an op of the lower transport
+ * on the path that stripe_choose names; a smaller one goes whole. Its owner gets DONE when the last part is
+ * over; checksums of a read that was cut are combined then. An endpoint of one path hands ops down as they
+ * are.
  *
  *   part: OUT ──▶ OVER                   op: DONE when every part is OVER, QUIESCED when every part's lower op is
  *          └──▶ LOST ──▶ OUT by another path, once its lower op is quiesced
  *
- * Failure modes. A path whose connection breaks is disconnected at once, and what it owed is asked for elsewhere. So is one that has
- * brought nothing for a while though it owes something, while another is idle or brings bytes: a link that is down says nothing. What
- * all owe and none brings is the server's doing: it has until the deadline. A path whose op timed out was closed below, as ever.
- * The last path that breaks takes the endpoint with it: ops fail with LEAT_PEER_GONE, as does submit, and the owner connects anew.
- * An error reply fails its op, nothing else.
+ * Failure modes. A path whose connection breaks is disconnected at once, and the others take over what it
+ * owed. So is one that owes something and has brought nothing for a while, while another is idle or brings
+ * bytes: a link that is down sends no error. If all owe and none brings, the server is the cause: it has
+ * until the deadline. A path whose op timed out was closed below. The last path that breaks takes the
+ * endpoint with it: ops fail with LEAT_PEER_GONE, as does submit, and the owner connects again. An error
+ * reply fails its op, nothing else.
  *
  * Invariants:
- * 1. A destination is asked for again only after the lower op that was to fill it is quiesced, and its connection closed.
+ * 1. A destination is requested again only after the lower op that was to fill it is quiesced, and its
+ *    connection closed.
  * 2. path->parts holds exactly the parts that are OUT on its present connection, in the order of asking.
  * 3. DONE of an op comes after DONE of all its parts: its deadline is theirs.
  */
@@ -67,8 +70,8 @@ struct rail_path {
     struct net_endpoint *lower; /* NULL: not there */
     bool asked;                 /* the owner is connecting it */
     struct list parts;
-    uint64_t moved_ns; /* something came, or there was nothing to come */
-    uint64_t seen;     /* how far the first part had come then */
+    uint64_t moved_ns; /* bytes came, or none were due */
+    uint64_t seen;     /* progress of the first part at that time */
     const char *left;
 };
 
@@ -87,7 +90,7 @@ struct paths_ctx {
     struct net_ctx own;   /* statistics of ops that went by several paths */
     struct net_stats cut; /* and of what the lower transport counts of their parts */
     struct list endpoints, flights, events, told;
-    unsigned missing; /* paths that are not there, of all endpoints */
+    unsigned missing; /* paths that are missing, of all endpoints */
     uint64_t poll_ns; /* when stalls were looked for last */
 };
 
@@ -110,14 +113,14 @@ static void sum_stats(struct paths_ctx *ctx)
 
 /* --- paths ------------------------------------------------------------------------------------------------------ */
 
-/* Closed; what it owes comes back from the lower transport as failed, and is asked for elsewhere then. */
+/* Closed; the lower transport returns what it owes as failed, and other paths take it over then. */
 static void path_leave(struct net_endpoint *ep, unsigned k, const char *why, uint64_t now)
 {
     struct rail_path *path = &ep->paths[k];
     struct net_endpoint *lower = TAKE_PTR(path->lower);
     if (!lower)
         return;
-    log_info("rail %u is left: %s", k, why);
+    log_info("rail %u disconnected: %s", k, why);
     path->left = why;
     ep->nup--;
     ep->ctx->missing++;
@@ -136,7 +139,7 @@ static uint64_t path_seen(const struct rail_path *path)
     return p ? ((uint64_t)(uintptr_t)p << 20) ^ ((uint64_t)p->op.cursor << 32) ^ p->op.cursor_bytes : 0;
 }
 
-/* How long it may be silent. */
+/* The longest silence that is tolerated. */
 static uint64_t stall_ns(const struct rail_path *path)
 {
     const struct part *p = list_first(&path->parts, struct part, node);
@@ -164,7 +167,7 @@ static void look_at(struct net_endpoint *ep, uint64_t now)
         uint64_t limit = stall_ns(path), quiet = now - path->moved_ns;
         if (quiet >= limit)
             silent |= 1u << k;
-        else if (quiet < limit / 2) /* one that is about to be silent itself takes nothing over */
+        else if (quiet < limit / 2) /* a path that is nearly silent takes nothing over */
             well |= 1u << k;
     }
     for (unsigned k = 0; k < ep->npaths && well; k++)
@@ -220,7 +223,7 @@ static void part_over(struct part *p, int status)
     struct net_op *op = f->op;
     p->state = PART_OVER;
     for (uint32_t i = 0; status && i < p->op.n; i++) {
-        int32_t *known = &p->op.reads[i].status; /* that a path was lost is not how it ended */
+        int32_t *known = &p->op.reads[i].status; /* the loss of a path is not the op's result */
         *known = *known && *known != LEAT_PEER_GONE ? *known : status;
     }
     if (op->status == 0)
@@ -583,7 +586,7 @@ int net_paths_pick(struct net_endpoint *ep, uint64_t bytes, uint64_t left, unsig
     if (ep->npaths == 1)
         return refused & 1 ? -1 : 0;
     int best = stripe_choose(ep->stripe, ep->npaths, bytes, now_ns);
-    if (best < 0) /* none is up, which submit tells */
+    if (best < 0) /* none is up; submit reports it */
         return refused & 1 ? -1 : 0;
     if (!(refused >> best & 1))
         return best;

@@ -2,8 +2,8 @@
 /*
  * shm.c: regions of this host, mapped: a read is one copy with its checksum fused in, done inside submit().
  *
- * Nothing is ever in flight, so there are no credits, no deadlines and no quarantine; poll() only tells the two events. A
- * dead owner is not noticed here (the memory stays mapped): the client's socket to the daemon tells.
+ * Nothing is ever in flight, so there are no credits, no deadlines and no quarantine; poll() only reports the
+ * two events. A dead owner is not noticed here (the memory stays mapped), but by the client's socket.
  */
 #include "base/crc32c.h"
 #include "base/ledger.h"

@@ -5,17 +5,16 @@
  *
  * Happy path: submit() encodes an op as one READ (neighbouring ranges merged on the wire; more than one READ
  * when it has too many ranges) and sends it. Replies come in the order of requests. A recvmsg scatters up to
- * CHUNK bytes into the destinations of the request at the head (neighbouring ones as one), and, when that ends the
- * payload, the next reply's frame with it; the frame of a reply that nothing can follow comes with its payload. Then
- * the pieces are checksummed. poll() sleeps in that recvmsg, as a program with one socket would, where one endpoint alone owes
- * something, or where several may be waited for in turn (net_ctx.poll_in_order): then in the one that was asked first. Otherwise, and
- * for a while after a recvmsg that slept long, in epoll.
+ * CHUNK bytes into the destinations of the request at the head (neighbouring ones as one). When that ends the
+ * payload, it takes the next reply's frame too; the frame of a reply that nothing can follow comes with its
+ * payload. Then the pieces are checksummed. poll() sleeps in that recvmsg where one endpoint alone owes
+ * something, or where several may be waited for in order (net_ctx.poll_in_order): then in the one that was
+ * asked first. Otherwise, and for a while after a recvmsg that slept long, it sleeps in epoll.
  *
  * Failure modes: an error reply fails the reads of its request and so its op, nothing else. A deadline that
- * passes, a dead peer or nonsense from it closes the socket: every op on it is DONE (-ETIMEDOUT for those
- * past their deadline, -EBADMSG for the one that nonsense was answered to, -ECONNRESET for the others) and
- * QUIESCED at once, for bytes land by our own recvmsg only. The endpoint then refuses with -ECONNRESET; its
- * owner connects anew.
+ * passes, a dead peer or nonsense from it closes the socket. Every op on it is DONE and QUIESCED at once, for
+ * bytes land by our own recvmsg only: -ETIMEDOUT past the deadline, -EBADMSG for the op with the nonsense,
+ * -ECONNRESET for the others. The endpoint then refuses with -ECONNRESET; its owner connects again.
  *
  * Invariants:
  * 1. ep->ops holds exactly the ops in flight, in the order of submission; the first request's op is the first
@@ -43,8 +42,8 @@
 #define ERROR_BODY_MAX   (4 + PROTO_STR_MAX)
 #define ENDPOINTS_A_POLL 32
 #define SLEEP_MS         10 /* how long a recvmsg may sleep before deadlines are looked at again */
-#define NAP_NS           (2 * NS_PER_MS)   /* longer than that, and others may have more to tell meanwhile */
-#define RESTLESS_NS      (100 * NS_PER_MS) /* for so long nobody is waited for alone then */
+#define NAP_NS           (2 * NS_PER_MS)   /* longer than that, and other endpoints may have more to report */
+#define RESTLESS_NS      (100 * NS_PER_MS) /* after that no endpoint is waited for alone for so long */
 #define SETTLED          32                /* sleeps in a row after which epoll forgets the sockets */
 
 struct tcp_request {
@@ -77,13 +76,13 @@ struct net_endpoint {
     uint64_t payload_left;
     uint32_t error_left;
     int error_status;
-    uint32_t lost; /* what the server said last */
+    uint32_t lost; /* the server's last report */
 };
 
 struct tcp_ctx {
     struct net_ctx base;
     int epoll_fd;
-    bool event_fd_given; /* somebody else sleeps on epoll_fd: every endpoint stays watched */
+    bool event_fd_given; /* the caller sleeps on epoll_fd: every endpoint stays watched */
     struct list endpoints;
     struct forkfd forkfd;
     struct list events;
@@ -91,7 +90,7 @@ struct tcp_ctx {
     uint64_t min_deadline_ns; /* of all ops in flight; 0: none. May be too early, never too late */
     unsigned in_flight;       /* ops */
     uint64_t ids;             /* of ops, in the order of submission */
-    uint64_t restless_ns; /* until then nobody sleeps in a recvmsg while several endpoints owe something */
+    uint64_t restless_ns; /* until then no thread sleeps in a recvmsg while several endpoints owe something */
     unsigned sleeps;      /* in recvmsg since epoll was asked last, SETTLED at most */
 };
 
@@ -114,7 +113,7 @@ static void op_over(struct tcp_ctx *ctx, struct net_op *op, int status)
 static void tear_down(struct net_endpoint *ep, int first, int others, uint64_t now)
 {
     struct net_op *op;
-    /* epoll forgets a closed descriptor only when no process that was forked meanwhile has a duplicate of it. */
+    /* epoll forgets a closed descriptor only when no forked process has a duplicate of it. */
     if (ep->fd >= 0 && ep->watched)
         epoll_ctl(ep->ctx->epoll_fd, EPOLL_CTL_DEL, ep->fd, NULL);
     ep->watched = ep->want_out = false;
@@ -122,7 +121,7 @@ static void tear_down(struct net_endpoint *ep, int first, int others, uint64_t n
     int status = first;
     while ((op = list_first(&ep->ops, struct net_op, node))) {
         int s = now && op->deadline_ns && op->deadline_ns <= now ? LEAT_TIMED_OUT : status;
-        /* The rest of the op did not come; what had come is not worth telling apart. */
+        /* The rest of the op did not come; reads that had come are not distinguished. */
         for (uint32_t i = 0; i < op->n; i++)
             if (op->reads[i].status == 0)
                 op->reads[i].status = s;
@@ -184,10 +183,8 @@ static int push_request(struct net_endpoint *ep, const struct tcp_request *reque
     return 0;
 }
 
-/*
- * Encodes reads [first, …) as one READ; ret_request->end is where the next one starts. Room is made for as many ranges
- * as there may be, and what merging leaves of it is given back.
- */
+/* Encodes reads [first, …) as one READ; ret_request->end is where the next one starts. Room is made for as
+ * many ranges as there may be, and what merging leaves of it is given back. */
 static void encode(struct net_endpoint *ep, struct net_op *op, uint32_t first,
                    struct tcp_request *ret_request)
 {
@@ -267,7 +264,7 @@ static int tcp_submit(struct net_endpoint *ep, struct net_op *op)
     list_push_back(&ep->ops, &op->node);
     if (op->deadline_ns && (ctx->min_deadline_ns == 0 || op->deadline_ns < ctx->min_deadline_ns))
         ctx->min_deadline_ns = op->deadline_ns;
-    /* The op was taken: a connection that turns out to be dead is told by poll. */
+    /* The op was taken: poll reports a connection that turns out to be dead. */
     if (flush(ep) < 0)
         tear_down(ep, LEAT_PEER_GONE, LEAT_PEER_GONE, 0);
     return 0;
@@ -499,10 +496,11 @@ static struct net_op *first_op(const struct net_endpoint *ep)
 }
 
 /*
- * In whose recvmsg to sleep: in that of the only endpoint that owes something, or, if they may be waited for in turn, of the one that
- * was asked first. What the others send waits in their sockets; one wake-up then finds much, where epoll would tell of each piece.
- * epoll forgets all of them once that has gone on for a while: a socket that somebody watches takes a lock and walks its waiters
- * with each segment that comes, sleeping or not. But to be told of one anew costs more than some segments. NULL: in none.
+ * In whose recvmsg to sleep: that of the only endpoint that owes something, or, if they may be waited for in
+ * order, of the one that was asked first. What the others send waits in their sockets: one wake-up then finds
+ * much, where epoll would report each piece. After a while epoll forgets all of them: a watched socket takes
+ * a lock and walks its waiters with each segment. Adding one again costs more than some segments. NULL: in
+ * none.
  */
 static struct net_endpoint *sleeper(struct tcp_ctx *ctx, uint64_t now)
 {

@@ -2,11 +2,13 @@
 /*
  * choose.c: which rails a process uses, nearest first.
  *
- * Happy path: what the process belongs to (its GPU; else the nodes of its cores; else nothing) is the anchor. Each NIC is fit or left
- * out with a reason; the fit ones are put in order of distance, of the nodes' distance, of rate, of name. GPUs that share their
- * nearest NICs begin at different ones of them.
- * Failure modes: a name in `rails` that is not there is LEAT_INVALID and says what is. Nothing fit: n is 0 and `why` says so.
- * Invariant: what is pinned is a part of where the process may run, and nothing is pinned once somebody confined it.
+ * Happy path: what the process belongs to (its GPU; else the nodes of its cores; else nothing) is the anchor.
+ * Each NIC is fit or left out with a reason; the fit ones are put in order of distance, of the nodes'
+ * distance, of rate, of name. GPUs that share their nearest NICs begin at different ones of them.
+ * Failure modes: a name in `rails` that is not there is LEAT_INVALID and says what is. Nothing fit: n is 0
+ * and `why` has the reason.
+ * Invariant: what is pinned is a part of where the process may run, and a process that was confined from
+ * outside is not pinned.
  */
 #include "net/topo/topo.h"
 
@@ -16,7 +18,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#define SLOW_BESIDE 4u /* a NIC of less than a fourth of the fastest one's rate is there for something else */
+#define SLOW_BESIDE 4u /* a NIC below a fourth of the fastest rate has another purpose */
 
 const char *topo_distance_name(enum topo_distance d)
 {
@@ -26,7 +28,7 @@ const char *topo_distance_name(enum topo_distance d)
 
 /* --- distance --------------------------------------------------------------------------------------------------------- */
 
-/* Of two nodes, where somebody tells; else 0. */
+/* Distance of two nodes, where the host reports it; else 0. */
 static unsigned node_distance(const struct topo *topo, int a, int b)
 {
     unsigned ia = topo->nnodes, ib = topo->nnodes;
@@ -113,7 +115,7 @@ static int gpu_of_word(const struct topo *topo, bool amd, const char *word, size
     return found;
 }
 
-/* Of the visible GPUs the only one, or that of LOCAL_RANK. -1: not known; why tells either way. */
+/* The only visible GPU, or that of LOCAL_RANK. -1: unknown; `why` has the reason either way. */
 static int gpu_from_env(const struct topo *topo, char *why, size_t cap)
 {
     unsigned nvidia = 0, rank = 0, seen = 0;
@@ -188,17 +190,17 @@ static void rail_name(const struct topo_nic *nic, enum topo_kind kind, char out[
         snprintf(out, 48, "%s", nic->netdev);
 }
 
-/* IPoIB and many virtual NICs do not tell a speed: then their port's, if it is InfiniBand's. */
+/* IPoIB and many virtual NICs report no speed: then their port's, if it is InfiniBand's. */
 static uint64_t rate_of(const struct topo_nic *nic, enum topo_kind kind)
 {
     return kind == TOPO_TCP && (nic->netdev_mbps || !nic->infiniband) ? nic->netdev_mbps : nic->rate_mbps;
 }
 
-/* Why a NIC is not used unless it is named; NULL: it is fit. "": not worth a word. */
+/* Why a NIC is not used unless it is named; NULL: it is fit. "": not worth a message. */
 static const char *unfit(const struct topo *topo, const struct topo_nic *nic, enum topo_kind kind)
 {
     if (kind == TOPO_TCP && nic->is_virtual && !nic->lowers)
-        return ""; /* a soft-RoCE device on one is another thing: somebody made it to be used */
+        return ""; /* a soft-RoCE device on one was made to be used */
     if (kind == TOPO_TCP && nic->master[0])
         return "its bond or bridge is used";
     if (kind == TOPO_TCP ? !nic->netdev_up : !nic->up)
@@ -367,7 +369,7 @@ static int take_word(const struct topo *topo, const struct topo_request *request
         return unknown_name(topo, word, err);
     if (c->n == TOPO_RAILS_MAX)
         return error_set(err, LEAT_INVALID, "rails: at most %u can be named", TOPO_RAILS_MAX);
-    struct topo_rail *rail = &c->rails[c->n++]; /* no /sys: he who named it knows */
+    struct topo_rail *rail = &c->rails[c->n++]; /* no /sys: the name in `rails` is all that is known */
     *rail = (struct topo_rail){.nic = -1, .distance = TOPO_NODE};
     snprintf(rail->name, sizeof(rail->name), "%s", word);
     snprintf(rail->why, sizeof(rail->why), "named by hand; /sys has nothing about it");
@@ -445,7 +447,7 @@ static int find_anchor(const struct topo *topo, const struct topo_request *reque
     if (rc)
         return error_sys(err, rc, "cannot find which cores the process may run on");
     struct topo_cpus here = topo_cpus_and(&c->allowed, &topo->online);
-    /* Also where nobody tells which cores there are: nothing to pin by. */
+    /* Also where the host does not report its cores: nothing to pin by. */
     c->confined = topo_cpus_empty(&topo->online) || !topo_cpus_equal(&here, &topo->online);
     if (request->whole_host) {
         snprintf(c->why, sizeof(c->why), "for the whole host");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * files.c: a tree below a folder. It may have been made by anybody: only regular files are read, at most TOPO_TEXT_MAX bytes of each,
- * and no link is followed (openat2 where there is one, so not in the middle of a path either).
+ * files.c: a tree below a folder, which is not trusted: only regular files are read, at most TOPO_TEXT_MAX
+ * bytes of each, and no link is followed (openat2 where there is one, so not in the middle of a path either).
  */
 #include "base/fdio.h"
 #include "net/topo/topo.h"

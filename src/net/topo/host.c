@@ -70,7 +70,7 @@ int topo_choose_here(const struct topo_request *request, struct topo_choice **re
     return rc;
 }
 
-/* Where there is one node, or somebody said LEAT_PIN=0, nothing else is looked at. */
+/* With a single node, or with LEAT_PIN=0, nothing else is read. */
 static bool worth_it(void)
 {
     const char *said = secure_getenv("LEAT_PIN");

@@ -170,10 +170,8 @@ static bool is_pci_root(const char *s, size_t len)
            hex_digits(s + domain + 4) == 2;
 }
 
-/*
- * "../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0" -> dir "/sys/devices/…/eth0", pci_dir up to the last PCI address (""
- * without one), and the place's path. False: it is none of those links.
- */
+/* "../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0" -> dir "/sys/devices/…/eth0", pci_dir up to the
+ * last PCI address ("" without one), and the place's path. False: it is none of those links. */
 static bool parse_link(const char *target, char dir[PATHS], char pci_dir[PATHS], struct topo_place *place)
 {
     while (strncmp(target, "../", 3) == 0)
@@ -181,7 +179,7 @@ static bool parse_link(const char *target, char dir[PATHS], char pci_dir[PATHS],
     if (strncmp(target, "devices/", 8) != 0 || strlen(target) + 8 > PATHS)
         return false;
     for (const char *c = target; *c; c++)
-        if (*c <= ' ' || *c > '~') /* on the way to a device there are letters, digits and signs */
+        if (*c <= ' ' || *c > '~') /* such a path has only letters, digits and signs */
             return false;
     pci_dir[0] = '\0';
     int len = snprintf(dir, PATHS, "/sys/%s", target);
@@ -298,7 +296,7 @@ static void read_netdev(const struct topo_files *files, const char *dir, struct 
     nic->port = (unsigned)MIN(MAX(attr_number(files, dir, "dev_port", 0), 0l), 255l) + 1;
     nic->infiniband = attr_number(files, dir, "type", 1) == 32;
     attr(files, dir, "operstate", text, sizeof(text));
-    /* Drivers that do not tell the state say "unknown" and still tell the carrier. */
+    /* Drivers without a state report "unknown", and still the carrier. */
     nic->up = strcmp(text, "up") == 0 || (strcmp(text, "unknown") == 0 && carrier == 1);
     bool told = plain(text) && strcmp(text, "unknown") != 0;
     snprintf(nic->state, sizeof(nic->state), "%.31s",
@@ -377,7 +375,7 @@ static bool parse_gid(const char *text, uint8_t gid[16])
     return any; /* only a prefix: an empty place of the table */
 }
 
-/* The netdev of a port: as its GIDs tell, as a software device's parent, else the one of the same function and port number. */
+/* The netdev of a port: from its GIDs, as a software device's parent, else of the same function and port. */
 static struct topo_nic *netdev_of_port(const struct topo_files *files, struct topo *topo,
                                        const char *device_dir, const char *port_dir,
                                        const struct topo_nic *port)
@@ -475,7 +473,7 @@ static int read_rdma(const struct topo_files *files, struct topo *topo)
             !locate(files, topo, RDMA, devices.list[i], dir, &device))
             continue;
         strcpy(device.device, devices.list[i]);
-        device.is_virtual = false; /* somebody made it to be used */
+        device.is_virtual = false; /* made to be used */
         snprintf(ports_dir, sizeof(ports_dir), "%s/ports", dir);
         rc = list_names(files, ports_dir, PORTS, &ports);
         for (unsigned k = 0; !rc && k < ports.n; k++) {
@@ -496,7 +494,7 @@ static int read_rdma(const struct topo_files *files, struct topo *topo)
     return rc;
 }
 
-/* RDMA first, then physical, then virtual; in natural order of what they are called. */
+/* RDMA first, then physical, then virtual; each in natural order of names. */
 static int by_kind_and_name(const void *a, const void *b)
 {
     const struct topo_nic *x = a, *y = b;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_topo.c: hosts that look like those people have, out of tests/topo/, and trees that somebody made to break us. */
+/* test_topo.c: real hosts, out of tests/topo/, and malformed trees. */
 #include "net/topo/topo.h"
 
 #include <fcntl.h>
@@ -322,7 +322,7 @@ static void a_server(void **state)
     assert_string_equal(c->rails[2].why, "no NIC is nearer than another");
     choose(topo, TOPO_RDMA, TOPO_GPU_FROM_ENV, NULL, NULL, got);
     assert_string_equal(got, "");
-    /* With addresses known, who has none is not used. */
+    /* With addresses known, a rail without one is not used. */
     topo->addresses_known = true;
     for (unsigned i = 0; i < topo->nnics; i++)
         topo->nics[i].naddresses = strcmp(topo->nics[i].netdev, "ens1f1") == 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text.c: a tree in one text: how tests keep those of hosts that we have not got. Folders are what paths imply. */
+/* text.c: a tree in one text, in which tests keep the trees of other hosts. Paths imply their folders. */
 #include "net/topo/topo.h"
 
 #include "base/hex.h"

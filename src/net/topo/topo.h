@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * topo.h: which NICs and GPUs this host has, how far they are from each other, and which NICs a process does best to use.
+ * topo.h: which NICs and GPUs this host has, how far they are from each other, and which NICs suit a process
+ * best.
  *
  *   topo_read (files -> what there is)  ->  topo_choose (a process -> rails, nearest first)  ->  topo_pin (a thread -> its cores)
  *
- * Everything comes out of /sys (and, for the UUIDs of GPUs, /proc/driver/nvidia) through a table of three functions, so that a
- * recorded tree answers as the host did. Links are never followed, only read: a tree cannot lead anywhere else.
- * docs/decisions/0052-topology.md tells why not hwloc, and the policy.
+ * Everything comes out of /sys (and, for the UUIDs of GPUs, /proc/driver/nvidia) through a table of three
+ * functions, so that a recorded tree answers as the host did. Links are never followed, only read: a tree
+ * cannot lead anywhere else. Policy, and why not hwloc: docs/decisions/0052-topology.md.
  */
 #ifndef NET_TOPO_H
 #define NET_TOPO_H
@@ -33,8 +34,8 @@ struct topo_cpus topo_cpus_or(const struct topo_cpus *a, const struct topo_cpus 
 unsigned topo_cpus_count(const struct topo_cpus *cpus);
 /* Where the process (its first thread) may run. 0 or -errno. */
 int topo_cpus_allowed(struct topo_cpus *ret_cpus);
-/* Confines a thread to those of `cpus` that it may run on; none in common, or all of them: it stays as it is. Never widens. Whether
- * it did something. */
+/* Confines a thread to those of `cpus` that it may run on. With none in common, or all of them, it stays as
+ * it is. Never widens. Returns whether it did something. */
 bool topo_pin(pthread_t thread, const struct topo_cpus *cpus);
 
 /* --- where facts come from: files.c, text.c ------------------------------------------------------------------------ */
@@ -45,7 +46,7 @@ struct topo_files {
     void *ctx;
     /* A regular file's first cap - 1 bytes, NUL-terminated, without white space at the end. 0 or -errno. */
     int (*text)(void *ctx, const char *path, char *out, size_t cap);
-    /* What a link says. 0 or -errno. */
+    /* A link's target. 0 or -errno. */
     int (*link)(void *ctx, const char *path, char *out, size_t cap);
     /* Names in a folder, until `each` returns false. 0 or -errno. */
     int (*list)(void *ctx, const char *path, bool (*each)(void *arg, const char *name), void *arg);
@@ -69,13 +70,13 @@ void topo_text_free(struct topo_text *tree); /* NULL is fine */
 #define TOPO_GPUS_MAX  64u
 #define TOPO_NODES_MAX 64u
 #define TOPO_ADDRESSES 4u
-#define TOPO_NODE_ANY  (-1) /* one node, or a virtual machine that does not tell */
+#define TOPO_NODE_ANY  (-1) /* one node, or a virtual machine that does not report it */
 
 struct topo_place {
     char pci[20];          /* "0000:07:00.0"; "": not on PCI */
     char path[256];        /* "pci0000:00/0000:00:01.1/0000:07:00.0" */
     int node;              /* or TOPO_NODE_ANY */
-    struct topo_cpus cpus; /* the cores next to it; empty: not told */
+    struct topo_cpus cpus; /* the cores next to it; empty: unknown */
 };
 
 /* A link of a NIC: an RDMA port with its netdev, or either alone. */
@@ -90,9 +91,9 @@ struct topo_nic {
         netdev_up; /* the port (a netdev's own where there is no RDMA), its netdev: IPoIB may be down where the port is up */
     bool infiniband;
     char state[32], netdev_state[32]; /* "ACTIVE", "DOWN: Polling", "up", "no carrier" */
-    uint64_t rate_mbps, netdev_mbps;  /* 0: unknown; soft-RoCE tells what its netdev does not */
+    uint64_t rate_mbps, netdev_mbps;  /* 0: unknown; soft-RoCE has one where its netdev has none */
     struct topo_place place;
-    unsigned pcie_gts10, pcie_width, pcie_max_gts10, pcie_max_width; /* speed in 0.1 GT/s; 0: not told */
+    unsigned pcie_gts10, pcie_width, pcie_max_gts10, pcie_max_width; /* speed in 0.1 GT/s; 0: unknown */
     uint8_t gids[4][16];
     unsigned ngids;
     struct sockaddr_in6
@@ -102,14 +103,14 @@ struct topo_nic {
 
 struct topo_gpu {
     bool amd;
-    char uuid[48]; /* "GPU-…"; "": its driver does not tell */
+    char uuid[48]; /* "GPU-…"; "": its driver does not report it */
     struct topo_place place;
 };
 
 struct topo_node {
     int id;
     struct topo_cpus cpus;
-    uint8_t distance[TOPO_NODES_MAX]; /* to nodes[i]; 10 is itself, 0 not told */
+    uint8_t distance[TOPO_NODES_MAX]; /* to nodes[i]; 10 is itself, 0 unknown */
 };
 
 struct topo {
@@ -131,7 +132,7 @@ void topo_free(struct topo *topo); /* NULL is fine */
 int topo_addresses(struct topo *topo);
 /* This host, read when first asked and kept; NULL: it could not be. Any thread. */
 const struct topo *topo_host(void);
-/* Mb/s that its slot carries now, and could; 0: not told. */
+/* Mb/s that its slot carries now, and could; 0: unknown. */
 uint64_t topo_pcie_mbps(unsigned gts10, unsigned width);
 /* "mlx5_0:1", else its netdev. */
 const char *topo_nic_name(const struct topo_nic *nic, char out[48]);
@@ -144,7 +145,7 @@ enum topo_distance {
     TOPO_PIX,  /* one PCIe switch between them */
     TOPO_PXB,  /* several switches, no host bridge */
     TOPO_PHB,  /* one host bridge */
-    TOPO_NODE, /* host bridges of one NUMA node; or nobody tells of nodes */
+    TOPO_NODE, /* host bridges of one NUMA node; or nodes are unknown */
     TOPO_SYS,  /* another NUMA node */
 };
 const char *topo_distance_name(enum topo_distance d);
@@ -168,7 +169,7 @@ struct topo_request {
 
 struct topo_rail {
     char name[48]; /* what the kind calls it: "mlx5_0:1", "eth0" */
-    int nic;       /* of topo->nics; -1: a name given by hand on a host whose /sys tells nothing */
+    int nic;       /* of topo->nics; -1: a configured name on a host without /sys */
     enum topo_distance distance;
     uint64_t penalty_ns;          /* for stripe.h */
     uint64_t nominal_bytes_per_s; /* for stripe.h; 0: unknown */
@@ -195,13 +196,11 @@ struct topo_choice {
     } left_out[32];
     unsigned nleft_out;
 };
-/*
- * None fit is no error: n is 0. LEAT_INVALID: `rails` names what is not there, or too many. Reads the environment and the
- * process's affinity unless the wish gives them; else pure.
- */
+/* None fit is no error: n is 0. LEAT_INVALID: `rails` names what is not there, or too many. Reads the
+ * environment and the process's affinity unless the request gives them; else pure. */
 int topo_choose(const struct topo *topo, const struct topo_request *request, struct topo_choice *ret_choice,
                 struct leat_error *err);
-/* What transports call: the host as it is now, with its addresses. The choice is the caller's to free(). 0 or -errno. */
+/* For transports: the host as it is now, with its addresses. The caller frees the choice. 0 or -errno. */
 int topo_choose_here(const struct topo_request *request, struct topo_choice **ret_choice,
                      struct leat_error *err);
 /* By topo_host: a daemon's thread that serves one rail (by name), a client's that fills the GPU's views. No-ops where that is not

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* endpoint.h: between ucx.c (contexts, data connections, poll, paths) and flight.c (ops on their way). ucx.c tells how it goes. */
+/* endpoint.h: between ucx.c (contexts, data connections, poll, paths) and flight.c (ops in flight). */
 #ifndef NET_UCX_ENDPOINT_H
 #define NET_UCX_ENDPOINT_H
 
@@ -14,7 +14,7 @@ struct net_memory {
     uint32_t id; /* within its context, never used again; PROTO_VIEWS_MAX: no puts */
     uint8_t *addr;
     uint64_t bytes;
-    int device; /* whose memory it is: the far end writes it, and no CPU; -1: the host's */
+    int device; /* the far end writes its memory, and no CPU; -1: the host's */
     ucp_mem_h memh[NET_RDMA_RAILS_MAX];
     void *key[NET_RDMA_RAILS_MAX]; /* packed, for puts */
     size_t key_bytes[NET_RDMA_RAILS_MAX];
@@ -24,8 +24,9 @@ enum path_state { PATH_CONNECTING, PATH_UP, PATH_CLOSING, PATH_CLOSED };
 
 struct ucx_path;
 
-/* The flush that tells when a path is up. UCX may give it back after the path was closed by force and freed, as late as when its
- * worker is destroyed, or never, so it is the callback's to free, or ucx_free's, and knows the path as long as there is one. */
+/* The flush that shows that a path is up. UCX may return it after the path was closed by force and freed, as
+ * late as when its worker is destroyed, or never. So its callback, or ucx_free, frees it; it has the path as
+ * long as there is one. */
 struct coming {
     struct list node; /* ctx->comings */
     struct ucx_path *path;
@@ -34,18 +35,18 @@ struct coming {
 
 struct ucx_path {
     struct net_endpoint *endpoint;
-    struct coming *coming;   /* NULL: was told */
+    struct coming *coming;   /* NULL: reported */
     unsigned rail, far_rail; /* ours, theirs */
     enum path_state state;
     bool failed; /* by a callback: to be closed */
     ucp_ep_h ep;
     struct sockaddr_in6 far;
-    uint32_t incarnation; /* of their rail, as it was told last; 0: it is closed */
+    uint32_t incarnation; /* of their rail, as last reported; 0: it is closed */
     bool asked, renewing; /* CLOSED: where it is; and for its keys */
     unsigned serial;      /* of its connection: it is tried again after it broke */
     unsigned out, asks;   /* slices that are out on it; PUTs that were not answered */
     uint64_t began_ns;    /* CONNECTING: since when */
-    uint64_t put_bytes;   /* of what came over it: that the far end wrote */
+    uint64_t put_bytes;   /* of the bytes over it: those that the far end wrote */
 };
 
 enum key_state { KEY_NONE, KEY_ASKED, KEY_HERE, KEY_REFUSED };
@@ -69,14 +70,14 @@ struct cut {
 struct slice {
     struct list node;
     struct flight *flight;
-    struct ucx_path *path; /* that it is out on; NULL: on none */
+    struct ucx_path *path; /* on which it is out; NULL: on none */
     struct cut cut;
-    /* Of one that was lost: it goes out again when that connection is closed. NULL: it never was out. */
+    /* The path that lost it: it goes out again when that connection is closed. NULL: it was never out. */
     const struct ucx_path *was;
     unsigned was_serial, tries;
 };
 
-/* A PUT that was asked for. */
+/* A PUT in flight. */
 struct ask {
     struct list node;
     uint64_t id;
@@ -142,7 +143,7 @@ struct ucx_ctx {
     struct list endpoints, memories, spares, comings;
     struct list events, told;
     uint64_t min_deadline_ns; /* as in tcp.c: may be too early, never too late */
-    uint64_t reconnect_ns;    /* when some path is to be looked after; 0: all are up */
+    uint64_t reconnect_ns;    /* when some path needs attention; 0: all are up */
     uint64_t connect_ns;      /* most time for a path to come up, where the caller gives more */
     unsigned in_flight;       /* ops not yet QUIESCED */
     bool look;                /* a callback left a mark somewhere */
@@ -150,7 +151,7 @@ struct ucx_ctx {
 
 /* --- path.c ------------------------------------------------------------------------------------------------------ */
 
-/* What RDMA_CONNECT tells: our secrets. */
+/* The body of RDMA_CONNECT: our secrets. */
 void rails_tell(const struct ucx_ctx *ctx, struct bytes_out *body);
 /* The next rail of theirs in an answer to it. LEAT_CORRUPT. */
 struct far_rail {
@@ -165,14 +166,14 @@ unsigned rail_choose(const struct net_endpoint *ep, const struct sockaddr_in6 *f
 /* Connects it: it is UP, or has failed, later. */
 int path_begin(struct ucx_path *p, struct leat_error *err);
 void path_close(struct ucx_path *p);
-/* Some path is to be looked after by then. */
+/* Some path needs attention by then. */
 void reconnect_at(struct ucx_ctx *ctx, uint64_t ns);
-/* Gives up connections that do not come about; tries paths whose pause is over. It is for the caller to settle. */
+/* Ends connections that do not come about; tries paths whose pause is over. The caller settles afterwards. */
 void paths_reconnect(struct ucx_ctx *ctx);
-/* Without reads nothing is polled: what could not go on meanwhile gets its time now. */
+/* Without reads nothing is polled: connections that could not progress get their time from now on. */
 void paths_time_anew(struct ucx_ctx *ctx);
 int rail_watch(struct ucx_ctx *ctx, unsigned rail);
-/* Opens it anew if it is closed, or nothing could be connected by it for a while, and nothing uses it. */
+/* Opens it again if it is closed, or if nothing could be connected by it for a while, and nothing uses it. */
 void rail_again(struct ucx_ctx *ctx, unsigned rail);
 
 /* --- memory.c ---------------------------------------------------------------------------------------------------- */
@@ -190,9 +191,9 @@ void memory_number(struct ucx_ctx *ctx, struct net_memory *m);
 
 /* The answer to RDMA_KEYS is in `frame` and `body`. LEAT_CORRUPT, LEAT_STALE, -ENOMEM: the endpoint is of no use. */
 int keys_came(struct net_endpoint *ep);
-/* Those that are here are also of the rail that `p` leads to, as that is now. */
+/* Whether the keys that are here fit the present rail that `p` leads to. */
 enum keys_fit { KEYS_FIT, KEYS_ASKED, KEYS_LACK } keys_fit(const struct ucx_path *p);
-/* Asks again for those that are not. -ENOMEM: the endpoint is of no use. */
+/* Requests those again that do not. -ENOMEM: the endpoint is of no use. */
 int keys_renew(const struct ucx_path *p);
 
 /* --- flight.c ---------------------------------------------------------------------------------------------------- */
@@ -203,9 +204,9 @@ void flight_done(struct flight *f, int status);
 void flight_quiesced(struct flight *f);
 /* The answer to a PUT, or its end. */
 void ask_over(struct net_endpoint *ep, struct ask *ask, int status);
-/* Its path broke: what it asked for is asked for elsewhere. */
+/* Its path broke: another path asks for the same. */
 void ask_lost(struct net_endpoint *ep, struct ask *ask);
-/* What was lost and can land no more goes out again; what is over comes back. What it wrote is for the caller to flush. */
+/* Slices that were lost and can land no more go out again; completed ones come back. The caller flushes. */
 void endpoint_resend(struct net_endpoint *ep);
 /* By a callback: it is closed later, and takes nothing from now on. */
 static inline void path_broke(struct ucx_path *p)

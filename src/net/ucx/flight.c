@@ -6,7 +6,7 @@
 #include "base/crc32c.h"
 
 #define SLICE (64 * KIB)
-#define TRIES 3 /* paths that a slice may break before its read fails: it may be the slice */
+#define TRIES 3 /* paths that a slice may break before its read fails: the slice may be the cause */
 
 /* --- flights ------------------------------------------------------------------------------------------------------ */
 
@@ -34,7 +34,7 @@ void flight_done(struct flight *f, int status)
     net_op_done(&f->endpoint->ctx->base, f->op, &f->endpoint->ctx->events);
 }
 
-/* Every slice is back and nothing went wrong, or what did is known by read. */
+/* Every slice is back, and each error is known by read. */
 static void flight_landed(struct flight *f)
 {
     struct net_op *op = f->op;
@@ -138,8 +138,9 @@ static void on_slice(void *request, ucs_status_t status, void *arg)
 /* --- cutting --------------------------------------------------------------------------------------------------------- */
 
 /*
- * The next slice behind the cursor; false: none is left. Neighbours (in the region and at the destination) are combined up to a slice,
- * a large read is split, and a tail shorter than a quarter stays with the slice before it.
+ * The next slice behind the cursor; false: none is left. Neighbours (in the region and at the destination)
+ * are combined up to a slice. A large read is split; a tail shorter than a quarter stays with the slice
+ * before it.
  */
 static bool next_cut(const struct net_op *op, uint32_t *at, uint32_t *skip, struct cut *ret)
 {
@@ -236,7 +237,7 @@ static int tell_view(struct net_endpoint *ep, const struct net_memory *m)
     bytes_put_u64(&body, m->bytes);
     bytes_put_u32(&body, ep->ctx->nrails);
     for (unsigned i = 0, stand_in = 0; i < ep->ctx->nrails; i++) {
-        /* Nobody uses the key of a rail that is closed: some other stands in its place. */
+        /* The key of a closed rail is never used: another one fills its place. */
         while (!m->key[stand_in] && stand_in + 1 < ep->ctx->nrails)
             stand_in++;
         const unsigned k = m->key[i] ? i : stand_in;
@@ -382,7 +383,7 @@ static void send_get(struct slice *s)
         return;
     }
     if (status != UCS_OK) {
-        /* It broke, and UCX tells this first; or the far rail is not the one that it was. */
+        /* UCX reports a broken path by this first; or the far rail is another one */
         get_back(s, status);
         return;
     }
@@ -401,7 +402,7 @@ static void send_get(struct slice *s)
 /* By a path of its own, or with others when ask_puts comes. */
 static void slice_send(struct net_endpoint *ep, struct slice *s, struct list by_path[NET_RDMA_RAILS_MAX])
 {
-    if (!take_path(s)) /* the last one broke just now: it waits for another, or for the end */
+    if (!take_path(s)) /* the last one broke just now: the slice waits for another, or for the end */
         list_push_back(&ep->lost, &s->node);
     else if (s->flight->memory)
         list_push_back(&by_path[s->path - ep->paths], &s->node);
@@ -478,7 +479,7 @@ void endpoint_resend(struct net_endpoint *ep)
 
 enum ready { READY, NOT_READY, REFUSED };
 
-/* Whether all of a flight's keys are here; those that nobody asked for go to `gids`. */
+/* Whether all of a flight's keys are here; those not requested yet are put into `gids`. */
 static enum ready check_keys(struct flight *f, uint32_t gids[PROTO_KEYS_MAX], uint32_t *n)
 {
     struct net_endpoint *ep = f->endpoint;
@@ -500,7 +501,8 @@ static enum ready check_keys(struct flight *f, uint32_t gids[PROTO_KEYS_MAX], ui
             key->state = KEY_ASKED;
         }
     }
-    return missing ? NOT_READY : refused ? REFUSED : READY; /* told together: which of its reads cannot be */
+    /* Reported together: which reads cannot be done */
+    return missing ? NOT_READY : refused ? REFUSED : READY;
 }
 
 int endpoint_start(struct net_endpoint *ep)

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * keys.c: the keys of regions that a daemon sends, as a client takes them in. What is not shaped as keys are on our own rails never
- * reaches UCX (ucx_shape_fits), and breaks the endpoint, as does a key that was not asked for. See ucx.c.
+ * keys.c: the keys of regions that a daemon sends, as a client takes them in. Bytes that are not shaped like
+ * keys of our own rails never reach UCX (ucx_shape_fits); they break the endpoint, as does a key that was not
+ * asked for. See ucx.c.
  *
- * A key belongs to one incarnation of the daemon's rail, and is used on connections to that alone: a path to a rail that was opened anew
- * is connected when all keys that are here are of the new one (keys_renew), and one by which a key of another comes is broken.
+ * A key belongs to one incarnation of the daemon's rail, and is used on connections to that alone: a path to
+ * a reopened rail is connected when all keys that are here are of the new incarnation (keys_renew). A path
+ * that brings a key of another incarnation is broken.
  */
 #include "net/ucx/endpoint.h"
 

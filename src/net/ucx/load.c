@@ -2,17 +2,19 @@
 /*
  * load.c: libucp at run time.
  *
- * What its libraries do to a process as they are loaded is kept from happening, or undone. They write jumps to themselves into libc's
- * mmap, munmap, madvise and others, for a cache of registrations that we do not use, while other threads may be running
- * through there: UCX_MEM_EVENTS=n. They take the program's signal handlers for crashes (Python's faulthandler's, for one):
- * UCX_HANDLE_ERRORS=none, and handlers are put back. They log on stdout: a handler of ours takes that.
+ * Side effects of loading its libraries are prevented or undone. They write jumps to themselves into libc's
+ * mmap, munmap, madvise and others, while other threads may be running there. This serves a cache of
+ * registrations that we do not use: UCX_MEM_EVENTS=n. They take the program's signal handlers for crashes
+ * (Python's faulthandler's, for one): UCX_HANDLE_ERRORS=none, and handlers are put back. They log on stdout:
+ * a handler of ours takes that.
  *
- * Constructors can be told by the environment alone, which is not ours to change: setenv moves it under the feet of other threads. For
- * the time of dlopen `environ` is a longer copy instead, with our settings first, and afterwards that copy without them. The one that was
- * there is not put back: a setenv meanwhile, in whatever thread, frees it, and what it changed is in the copy. Nothing that `environ`
- * ever pointed to is freed by us. When setenv has put a new environment in place of the copy, our settings are unset in that.
+ * Constructors read settings from the environment only, which is not ours to change: setenv moves it under
+ * the feet of other threads. During dlopen `environ` is a longer copy with our settings first, afterwards
+ * that copy without them. The original is not put back: a concurrent setenv in another thread frees it, and
+ * its change is in the copy. We free nothing that `environ` ever pointed to. When setenv has put a new
+ * environment in place of the copy, our settings are unset in that.
  *
- * Failure modes: a library or a symbol that is not there is remembered, and answered again without trying anew.
+ * Failure modes: a library or a symbol that is not there is remembered; later calls fail the same way.
  */
 #include "net/ucx/symbols.h"
 #include "net/ucx/verbs.h"
@@ -29,7 +31,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ucx_symbols symbols;
-static int loaded = 1; /* 1: not tried; then what to answer */
+static int loaded = 1; /* 1: not tried; then the result */
 static pid_t loaded_by;
 static void *library;
 static char why[200];
@@ -102,8 +104,8 @@ static const char *own_value(char *const *env, const char *setting)
     return NULL;
 }
 
-/* Another thread has put an environment of its own in place of ours, with what was in that: `setting` goes, the program's own value
- * of that name comes back. By libc's functions, which take its lock. */
+/* Another thread has replaced our environment by its own, with our settings in it: `setting` goes, and the
+ * program's own value of that name comes back. By libc's functions, which take its lock. */
 static void take_out(const char *setting, const char *own)
 {
     char name[40];
@@ -123,7 +125,7 @@ static bool swap_environ(char **from, char **to)
 
 static void *open_library(const char *name)
 {
-    static char **ours; /* never freed: who reads the environment may be in it */
+    static char **ours; /* never freed: another thread may be reading the environment */
     const char *own_events, *own_errors;
     struct sigaction saved[NSIG];
     char **theirs;
@@ -179,7 +181,7 @@ int ucx_load(const struct ucx_symbols **ret_ucx, struct leat_error *err)
     }
     bool forked = loaded == 0 && getpid() != loaded_by;
     pthread_mutex_unlock(&lock);
-    /* The thread by which UCX learns of connections stayed with the parent, and UCX does not know. */
+    /* UCX's thread that accepts connections stayed with the parent, and UCX does not notice. */
     if (forked)
         return error_set(
             err, LEAT_UNSUPPORTED,
@@ -234,11 +236,11 @@ static ucs_status_t drop_message(void *arg, void *data, size_t length, unsigned 
     static _Atomic bool told;
     if (!atomic_exchange(&told, true))
         log_warning_limited(
-            "a client that was let in asked UCX to emulate a read or a write: it is not answered");
+            "UCX message of an authenticated client ignored: it asks to emulate a read or a write");
     return UCS_OK;
 }
 
-/* UCX's own function, unless what is taken for a handler is none. */
+/* Whether `function` lies in the library of `handler`, as UCX's own does. */
 static bool is_of_ucx(const void *function, const void *handler)
 {
     Dl_info a, b;

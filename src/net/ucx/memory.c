@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * memory.c: the client's registrations: destinations, known to every rail that is open. A rail that is opened anew takes them in again
- * (path.c). See ucx.c.
+ * memory.c: the client's registrations: destinations, known to every rail that is open. A rail that is opened
+ * again registers them again (path.c). See ucx.c.
  */
 #include "net/ucx/endpoint.h"
 
@@ -20,7 +20,7 @@ int memory_join(struct ucx_ctx *ctx, struct net_memory *m, unsigned r, struct le
     if (status != UCS_OK)
         rc = error_set(err, ucx_errno(status), "rail %s gives no key: %s", rail->name,
                        ctx->ucx->ucs_status_string(status));
-    /* What UCX registered nowhere has a key as well, and the far end would send what is to be written to our CPU. */
+    /* Memory that UCX could not register has a key as well: the far end would send to our CPU. */
     if (rc == 0 && m->device >= 0 && !ucx_shape_fits(&ctx->shape, m->key[r], m->key_bytes[r]))
         rc = error_set(err, LEAT_UNSUPPORTED, "rail %s gives no key of the memory of GPU %d", rail->name,
                        m->device);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* none.c: stands where UCX's headers were not there when Leat was built: everything answers that, and nothing else is called. */
+/* none.c: for a Leat that was built without UCX's headers: every call returns that reason. */
 #include "net/rdma.h"
 
 #include <stdio.h>

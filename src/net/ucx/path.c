@@ -3,20 +3,21 @@
  * path.c: the client's paths: connected, closed when they broke, and connected again after a pause, while there are reads.
  *
  *   CONNECTING ──▶ UP ──▶ CLOSING ──▶ CLOSED ──▶ (pause) ──▶ asks where the far rail is now ──▶ CONNECTING ...
- *                                                            └─▶ (twice in vain) the rail is opened anew ──▶ CONNECTING
+ *                                                            └─▶ (twice in vain) the rail is opened again ──▶ CONNECTING
  *
- * The daemon may have opened its rail anew meanwhile (serve_rail.c): it listens elsewhere then, and the keys that are here belong to what
- * is no more. So where it is, and which incarnation of it, is asked for before each try, and for every key anew when that is another one;
- * reads go on by other paths meanwhile. The daemon lets in only who was told the incarnation that it has. A rail that is closed there is
- * asked for again after the next pause.
+ * The daemon may have opened its rail again (serve_rail.c): it then listens at another address, and the keys
+ * that are here no longer hold. So the address and incarnation are requested before each try, and all keys
+ * again when the incarnation is another one; other paths read in that time. The daemon accepts only a client
+ * that was sent the current incarnation. A rail that is closed there is requested again after the next pause.
  *
- * A rail that nothing uses any more, and on which connecting failed twice since something was connected by it, may be one whose device
- * was reset, or went and came back: its context speaks to what is no more. It is closed, which lets go of the device, and opened
- * anew: another context and worker, and whatever is registered is registered with it again. Where it cannot be opened
- * it stays closed, and that is tried after each pause.
+ * A rail that nothing uses any more, and on which connecting failed twice since its last connection, may be
+ * one whose device was reset or replaced: its context speaks to a device that is gone. It is closed, which
+ * releases the device, and opened again: another context and worker, and whatever is registered is registered
+ * with it again. Where it cannot be opened it stays closed, and that is tried after each pause.
  *
- * Invariants: a rail is closed only when each of its paths, of all endpoints, is CLOSED with nothing out. A registration that came anew
- * goes by a new number, since what the far end was told of the old one has a key that is good no more. See ucx.c for the rest.
+ * Invariants: a rail is closed only when each of its paths, of all endpoints, is CLOSED with nothing out. A
+ * renewed registration gets a new number, since the far end's key of the old one is no longer valid. See
+ * ucx.c for the rest.
  */
 #include "net/ucx/endpoint.h"
 
@@ -26,7 +27,7 @@
 #include <inttypes.h>
 #include <sys/epoll.h>
 
-#define MEND_NS      (50 * NS_PER_MS) /* between looks at a path that waits for what is still out */
+#define MEND_NS      (50 * NS_PER_MS) /* between checks of a path that waits for slices in flight */
 #define TRIES_A_RAIL 2
 
 void reconnect_at(struct ucx_ctx *ctx, uint64_t ns)
@@ -209,7 +210,7 @@ static void path_told(struct ucx_path *p, const struct far_rail *far)
 {
     struct net_endpoint *ep = p->endpoint;
     if (p->state != PATH_CLOSED) {
-        if (p->state < PATH_CLOSING && p->incarnation != far->incarnation) /* it only has not noticed */
+        if (p->state < PATH_CLOSING && p->incarnation != far->incarnation) /* it has not noticed yet */
             path_broke(p);
         return;
     }
@@ -280,7 +281,7 @@ static void rail_close(struct ucx_ctx *ctx, unsigned r)
     }
     list_for_each (node, &ctx->memories)
         memory_leave(ctx, container_of(node, struct net_memory, node), r);
-    /* Another process that was forked may have a duplicate, of which epoll would go on to tell. */
+    /* A forked process may have a duplicate, of which epoll would continue to report events. */
     epoll_ctl(ctx->epoll_fd, EPOLL_CTL_DEL, rail->fd, NULL);
     ucx_rail_close(rail);
 }
@@ -303,7 +304,8 @@ static int rail_open(struct ucx_ctx *ctx, unsigned r, struct leat_error *err)
         rail_close(ctx, r);
         return rc;
     }
-    list_for_each (node, &ctx->memories) /* now: a rail that takes some of them is tried again and again */
+    /* Now: a rail that takes only some of them is tried again and again */
+    list_for_each (node, &ctx->memories)
         memory_number(ctx, container_of(node, struct net_memory, node));
     return 0;
 }
@@ -324,7 +326,7 @@ void rail_again(struct ucx_ctx *ctx, unsigned r)
 
 /* --- mending ------------------------------------------------------------------------------------------------------------------ */
 
-/* 0: it is known where its far rail is, and all keys are of that. 1: that was asked for. -errno: not now. */
+/* 0: its far rail is known, and all keys are of that. 1: requested. -errno: not now. */
 static int path_ready(struct ucx_path *p)
 {
     struct net_endpoint *ep = p->endpoint;
@@ -366,12 +368,12 @@ static void path_again(struct ucx_path *p, uint64_t now)
     }
 }
 
-/* When it is to be looked after next; 0: it is well. */
+/* When it needs attention next; 0: it is well. */
 static uint64_t reconnect_path(struct ucx_path *p, uint64_t now)
 {
     const struct stripe_path *stripe = &p->endpoint->stripe[p - p->endpoint->paths];
     const uint64_t until = p->began_ns + p->endpoint->ctx->connect_ns;
-    if (p->state == PATH_CONNECTING && now >= until) /* nobody else would say so */
+    if (p->state == PATH_CONNECTING && now >= until) /* UCX reports no such timeout */
         path_broke(p);
     if (p->state == PATH_CLOSED && stripe_try(stripe, now) && p->out == 0 && p->asks == 0)
         path_again(p, now);

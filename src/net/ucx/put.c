@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * put.c: the other direction: the daemon writes into a client's view what that asked for on its data connection.
+ * put.c: the other direction: the daemon writes into a client's view, after a request on the data connection.
  *
- * Happy path: on the data thread the ranges are resolved, their registrations kept in use, and a put goes to its rail's thread. That
- * writes every range, then flushes: once the flush is back the bytes are there, and the request is answered.
+ * Happy path: on the data thread the ranges are resolved, their registrations kept in use, and a put goes to
+ * its rail's thread. That writes every range, then flushes: once the flush is back the bytes are there, and
+ * the request is answered.
  *
- * Failure modes: a range that cannot be, or a view that is not known, refuse the whole request. A connection that breaks ends its puts
- * with LEAT_PEER_GONE, which nothing else is answered with once a byte may have been written: the client then closes its paths before
- * it uses the destination again. A peer that is gone is not answered.
+ * Failure modes: an invalid range, or an unknown view, refuses the whole request. A connection that breaks
+ * ends its puts with LEAT_PEER_GONE. This error means that a byte may have been written: the client closes
+ * its paths before it uses the destination again. A peer that is gone is not answered.
  *
- * Invariants: a put holds its peer and its registrations until UCX has given back everything that belongs to it; what a client names
- * is written nowhere but into the view that it registered itself.
+ * Invariants: a put holds its peer and its registrations until UCX has given back everything that belongs to
+ * it. Bytes are written only into views that the client registered itself.
  */
 #include "net/ucx/serve.h"
 
@@ -121,7 +122,7 @@ static void put_send(struct put *p, struct serve_ep *e)
     for (uint32_t i = 0; status == UCS_OK && i < p->n; i++) {
         const struct put_range *r = &p->ranges[i];
         param.memh = r->memory->parts[e->rail->number].memh;
-        if (!param.memh) { /* it was asked for when the rail was away */
+        if (!param.memh) { /* it was requested while the rail was closed */
             status = UCS_ERR_UNREACHABLE;
             break;
         }

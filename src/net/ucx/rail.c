@@ -2,14 +2,14 @@
 /*
  * rail.c: a device port as a rail.
  *
- * Settings go in by ucp_config_modify, last, so that UCX_* variables that somebody set for MPI do not change what we rely on:
- * which device, which transports, how often and how long a packet is sent again, and registration of exactly what we name (no
- * cache, and so no hooks in the program's mmap and free). Connections are set up by RDMA_CM: with RC alone no datagram
- * transport is opened at all, which would end the process when a peer does not answer its wire-up, and no port listens that
- * somebody without a cookie could use.
+ * Settings go in by ucp_config_modify, last, so that UCX_* variables set for MPI do not change what Leat
+ * relies on: device, transports, retransmissions, and registration of exactly what is named (no cache, and so
+ * no hooks in the program's mmap and free). Connections are set up by RDMA_CM. With RC alone no datagram
+ * transport is opened at all: one would end the process when a peer does not answer its wire-up. Nor does a
+ * port listen that a client without a cookie could use.
  *
- * Failure modes: no library, no device, no IP address on its interface, no memory to lock: each LEAT_UNSUPPORTED or -ENOMEM with
- * a message that says which.
+ * Failure modes: no library, no device, no IP address on its interface, no memory to lock: each
+ * LEAT_UNSUPPORTED or -ENOMEM with the reason.
  */
 #include "net/ucx/rail.h"
 
@@ -154,7 +154,7 @@ int ucx_rails_find(const struct net_rdma_config *config, bool whole_host, struct
     return 0;
 }
 
-/* The network interface of a port: RoCE's stands beside its first GID; IPoIB's is a child of the same device. */
+/* The network interface of a port: RoCE's is listed with its first GID; IPoIB's is its child. */
 static bool interface_of(const char *device, unsigned port, char ret[IF_NAMESIZE])
 {
     char path[PATH_MAX], text[64];
@@ -213,7 +213,8 @@ static int interface_address(const char *interface, struct ucx_rail *rail, struc
                        rail->name, interface);
 }
 
-/* The device, or UCX's interface for tests, as sysfs has it now: another one each time it comes. False: it is not there. */
+/* The device, or UCX's interface for tests, as sysfs has it now: another one each time it appears. False: it
+ * is not there. */
 static bool identity_of(const struct ucx_rail *rail, struct ucx_identity *ret)
 {
     char path[PATH_MAX];
@@ -243,7 +244,7 @@ static int find_address(struct ucx_rail *rail, struct leat_error *err)
     return interface_address(interface, rail, err);
 }
 
-/* Whether the host still has it; yes where that cannot be told. */
+/* Whether the host still has the address; yes where that is unknown. */
 static bool address_is_here(const struct sockaddr_in6 *address)
 {
     AUTO_CLOSE int fd = socket(address->sin6_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -440,7 +441,7 @@ int ucx_rail_open(const struct net_rdma_config *config, const struct ucx_wanted 
         return rc;
     snprintf(rail.name, sizeof(rail.name), "%s", wanted->name);
     rail.tcp = ucx_is_tcp(config);
-    if (!identity_of(&rail, &rail.identity)) /* before it is opened: one that comes meanwhile is another */
+    if (!identity_of(&rail, &rail.identity)) /* before it is opened: a device that comes later is another */
         rail.identity = (struct ucx_identity){0};
     rc = find_address(&rail, err);
     if (rc == 0)
@@ -494,7 +495,7 @@ int ucx_rail_arm(struct ucx_rail *rail)
     ucs_status_t status = rail->ucx->ucp_worker_arm(rail->worker);
     if (status != UCS_OK)
         return status == UCS_ERR_BUSY ? -EBUSY : -EIO;
-    /* Over plain verbs a completion that came between the last progress and the request for an event causes none. */
+    /* Over plain verbs a completion between the last progress and the request causes no event. */
     return rail->ucx->ucp_worker_progress(rail->worker) ? -EBUSY : 0;
 }
 

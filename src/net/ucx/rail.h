@@ -9,7 +9,7 @@
 #include <netinet/in.h>
 #include <sys/types.h>
 
-/* Of a device, as long as it is there; one that comes anew by the same name has another. */
+/* Of a device, as long as it is there; a replaced one of the same name has another. */
 struct ucx_identity {
     dev_t device;
     ino_t inode; /* 0: unknown */
@@ -38,11 +38,11 @@ struct ucx_found {
         uint64_t nominal_bytes_per_s, penalty_ns;
     } rails[NET_RDMA_RAILS_MAX];
 };
-/* From the configuration, the environment or the host. whole_host: for a daemon. LEAT_UNSUPPORTED: there is none, and why; LEAT_INVALID:
- * one was named that is not there. */
+/* From the configuration, the environment or the host. whole_host: for a daemon. LEAT_UNSUPPORTED: there is
+ * none, with the reason; LEAT_INVALID: a named one is not there. */
 int ucx_rails_find(const struct net_rdma_config *config, bool whole_host, struct ucx_found *ret_found,
                    struct leat_error *err);
-/* client_id is shown to whom the worker connects; 0: none. */
+/* client_id is shown to the far end of the worker's connections; 0: none. */
 int ucx_rail_open(const struct net_rdma_config *config, const struct ucx_wanted *wanted, uint64_t client_id,
                   struct ucx_rail *ret_rail, struct leat_error *err);
 void ucx_rail_close(struct ucx_rail *rail); /* harmless on a zeroed one */
@@ -58,19 +58,20 @@ bool ucx_rail_gone(const struct ucx_rail *rail);
 int ucx_rail_map(struct ucx_rail *rail, void *addr, uint64_t bytes, bool remote_read, int device,
                  ucp_mem_h *ret_memh, struct leat_error *err);
 
-/* What a packed key of host memory begins with on our rails (devices, kind of memory, size of the first device's part), and its length. */
+/* The beginning of a packed key of host memory on our rails (devices, kind of memory, size of the first
+ * device's part), and its length. */
 #define UCX_SHAPE 10u
 struct ucx_shape {
     uint8_t head[UCX_SHAPE];
     size_t bytes;
-    bool read_only; /* no part of it: whether such a key lets nobody write (verbs.h) */
+    bool read_only; /* not in the shape: whether a holder of such a key cannot write (verbs.h) */
 };
 /* Registers a page for as long as it takes to see its key. */
 int ucx_shape_take(struct ucx_rail *rail, struct ucx_shape *ret_shape, struct leat_error *err);
-/* UCX believes what a packed key says of itself, and crashes on one that lies. One that fits holds nothing but numbers for the NIC,
- * which checks them. */
+/* UCX trusts the contents of a packed key, and crashes on a false one. One that fits holds nothing but
+ * numbers for the NIC, which checks them. */
 bool ucx_shape_fits(const struct ucx_shape *shape, const void *key, size_t len);
-/* With zeros behind it: UCX is not told the length of a key. NULL: no memory. */
+/* With zeros behind it: UCX does not get the length of a key. NULL: no memory. */
 void *ucx_key_copy(const void *key, size_t len);
 
 bool ucx_is_tcp(const struct net_rdma_config *config);

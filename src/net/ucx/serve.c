@@ -2,21 +2,21 @@
 /*
  * serve.c: the daemon's half of RDMA: connections and peers. Rails are serve_rail.c's, registrations serve_memory.c's.
  *
- * Happy path: one thread a rail waits for its worker. A client says on its authenticated data connection by which secrets its
- * rails will be known; it is then a peer, and a connection that shows one of them is accepted. It asks for keys; the first who does
- * has the region registered with every rail. From there on it reads by itself.
+ * Happy path: one thread a rail waits for its worker. A client sends the secrets of its rails on its
+ * authenticated data connection. It is then a peer, and a connection that shows one of them is accepted. The
+ * first request for a region's keys registers it with every rail. From there on the client reads by itself.
  *
- * Failure modes: a connection without a known secret is turned away; one that breaks is closed on its rail, and nothing else
- * happens: the client notices at its own end, asks for another data connection and begins anew. A region that cannot be registered is the
- * asking client's error, with the limit that stands in the way.
+ * Failure modes: a connection without a known secret is refused. One that breaks is closed on its rail, and
+ * nothing else happens: the client notices at its own end, asks for another data connection and begins again.
+ * A region that cannot be registered is the asking client's error, with the limit that stands in the way.
  *
  * Invariants:
  * 1. A worker, its listener and its endpoints are touched by its rail's thread alone; registration goes through the context,
- *    which is shared (mt_workers_shared), by whoever needs it.
+ *    which is shared (mt_workers_shared), by any thread.
  * 2. When net_rdma_slot_close returns no NIC can reach the memory any more: it waits for puts out of it; reads that were under
  *    way fail at the reader.
- * 3. Once a peer is off the list no connection is accepted in its name; the message that closes those it has comes later to
- *    each rail's thread than whatever accepted them.
+ * 3. Once a peer is off the list no connection is accepted in its name. The message that closes its
+ *    connections reaches each rail's thread after whatever accepted them.
  */
 #include "net/ucx/serve.h"
 
@@ -56,7 +56,7 @@ void serve_ep_close(struct serve_rail *r, struct serve_ep *e)
     list_push_back(&r->ended, &e->node);
     ucs_status_ptr_t request = ucx->ucp_ep_close_nbx(e->ep, &param);
     if (UCS_PTR_IS_PTR(request))
-        ucx->ucp_request_free(request); /* it goes on by itself */
+        ucx->ucp_request_free(request); /* UCX completes it */
     atomic_fetch_sub(&r->connections, 1);
     serve_ep_done(e);
     r->look = true;
@@ -65,7 +65,7 @@ void serve_ep_close(struct serve_rail *r, struct serve_ep *e)
 struct serve_ep *serve_find(struct serve_rail *r, uint64_t serial)
 {
     struct serve_ep *found = NULL;
-    list_for_each (node, &r->eps) { /* the newest, if the client connected anew */
+    list_for_each (node, &r->eps) { /* the newest, if the client connected again */
         struct serve_ep *e = container_of(node, struct serve_ep, node);
         if (e->serial == serial && !e->failed)
             found = e;
@@ -101,8 +101,8 @@ void serve_look(struct serve_rail *r)
     }
 }
 
-/* Whose secret it is, and of which of its rails; 0: nobody's, or somebody's who was not told yet that the rail was opened anew, and
- * so holds keys of before. */
+/* The peer whose secret this is, and which of its rails. 0: unknown, or a peer that does not know yet that
+ * the rail was opened again, and so holds old keys. */
 static uint64_t find_peer(const struct serve_rail *r, uint64_t secret, unsigned *ret_far)
 {
     struct net_rdma_server *server = r->server;

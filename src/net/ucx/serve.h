@@ -38,13 +38,13 @@ struct serve_rail {
     bool running;
     struct loop *loop;
     _Atomic uint32_t incarnation; /* how often it was opened */
-    _Atomic bool up;              /* its address is told */
+    _Atomic bool up;              /* clients get its address */
     _Atomic bool lost;            /* its device went: to be closed */
     _Atomic uint64_t connections, refused, errors, put_bytes;
     char address[80]; /* under the server's lock; "": closed */
     /* Under serve_memory.c's lock. */
     bool maps;        /* registrations are made with it */
-    unsigned mappers; /* who is about to, on other threads than its own */
+    unsigned mappers; /* threads other than its own that are about to */
     /* Its thread's; `rail` is there for mappers as well, and without a worker when it is closed. */
     struct ucx_rail rail;
     ucp_listener_h listener;
@@ -73,7 +73,8 @@ struct net_rdma_peer {
     bool gone;             /* under the server's lock: nothing is answered any more */
     unsigned n;
     uint64_t secrets[NET_RDMA_RAILS_MAX];
-    uint32_t told[NET_RDMA_RAILS_MAX];                 /* of each of our rails, which incarnation */
+    /* The incarnation of each of our rails that it was sent */
+    uint32_t told[NET_RDMA_RAILS_MAX];
     struct serve_view *_Atomic views[PROTO_VIEWS_MAX]; /* put there by the data thread, once each */
 };
 
@@ -83,7 +84,7 @@ struct net_rdma_memory {
     void *addr;
     uint64_t bytes;
     unsigned users; /* puts out of it, and rails that add or take their part */
-    bool making;    /* by somebody who goes through all rails */
+    bool making;    /* by a thread that visits all rails */
     struct part {
         ucp_mem_h memh; /* NULL: the rail is closed */
         void *key;
@@ -99,7 +100,7 @@ struct net_rdma_server {
     struct list memories;   /* under serve_memory.c's lock */
     char *tls;              /* as configured */
     struct ucx_shape shape; /* of the keys that we believe */
-    bool may_write;         /* whoever holds a key of ours, as far as we know */
+    bool may_write;         /* whether a holder of our keys may write, as far as we know */
     _Atomic uint64_t registrations, registered_bytes, key_requests;
     unsigned n;
     struct serve_rail rails[NET_RDMA_RAILS_MAX];
@@ -116,7 +117,7 @@ int serve_memories_join(struct serve_rail *rail, struct leat_error *err);
 int serve_rail_start(struct net_rdma_server *server, struct serve_rail *rail, const struct ucx_wanted *wanted,
                      struct leat_error *err);
 void serve_rail_stop(struct serve_rail *rail);
-/* On the rail's thread: somebody connects (UCX's callback; arg: the rail). */
+/* On the rail's thread: a client connects (UCX's callback; arg: the rail). */
 void serve_on_connection(ucp_conn_request_h request, void *arg);
 /* On the rail's thread: what was out of it comes back by its callbacks. */
 void serve_ep_close(struct serve_rail *rail, struct serve_ep *ep);

@@ -2,17 +2,18 @@
 /*
  * serve_memory.c: the daemon's registrations: regions, known to every rail that is open.
  *
- * Happy path: the first who asks for a region's keys, or for a put out of it, has it registered with every rail; the others wait for
- * that one region. A rail that closes takes its part of every registration down, one that was opened anew adds its part again,
- * on its own thread, before anybody is told of it (serve_rail.c).
+ * Happy path: the first request for a region's keys, or for a put out of it, registers it with every rail;
+ * others wait for that one region. A rail that closes takes its part of every registration down. One that was
+ * opened again adds its part again on its own thread, before its address is published (serve_rail.c).
  *
- * Failure modes: what cannot be registered is the asking client's error, with the limit that stands in the way, unless it is the device
- * that went: then the rail is marked, and the region does without it.
+ * Failure modes: a region that cannot be registered is the requesting client's error, with the limit that it
+ * met. If the device is gone, the rail is marked instead, and the region does without it.
  *
  * Invariants, all under slot_lock, which is held for moments only:
- * 1. Who registers a region, or takes its registration down, has marked its slot `busy` and holds no lock meanwhile.
- * 2. Who calls UCX with the context of a rail that is not its own thread's is one of the rail's `mappers`: a context is closed when
- *    there are none and `maps` is false.
+ * 1. A thread that registers a region, or takes its registration down, has marked its slot `busy` and holds
+ *    no lock in that time.
+ * 2. A thread that calls UCX with the context of another thread's rail is one of the rail's `mappers`: a
+ *    context is closed when there are none and `maps` is false.
  * 3. A registration with `users` stays; one that is `making` is its maker's, and a rail that was opened waits for it.
  */
 #include "net/ucx/serve.h"
@@ -22,7 +23,7 @@ static pthread_cond_t slot_changed = PTHREAD_COND_INITIALIZER;
 
 /* --- one part of one registration --------------------------------------------------------------------------------------- */
 
-/* With no lock; whoever calls keeps the context there. */
+/* With no lock; the caller keeps the context there. */
 static int part_join(struct net_rdma_memory *m, struct serve_rail *r, struct leat_error *err)
 {
     const struct ucx_symbols *ucx = r->rail.ucx;
@@ -79,7 +80,7 @@ void serve_memories_leave(struct serve_rail *r)
             continue;
         }
         struct part part = part_take(found, r->number);
-        found->users++; /* its pages stay until they are not reached by this rail any more */
+        found->users++; /* its pages stay until this rail reaches them no more */
         pthread_mutex_unlock(&slot_lock);
         part_free(&r->rail, &part);
         pthread_mutex_lock(&slot_lock);
@@ -125,7 +126,7 @@ int serve_memories_join(struct serve_rail *r, struct leat_error *err)
 
 /* --- registrations: any thread ---------------------------------------------------------------------------------------------- */
 
-/* Nobody but the caller has it. */
+/* The caller has the only reference. */
 static void memory_free(struct net_rdma_memory *m)
 {
     if (!m)
@@ -204,7 +205,8 @@ static int memory_new(struct net_rdma_server *server, void *addr, uint64_t bytes
     return 0;
 }
 
-/* With slot_lock held, which is let go while the region is registered. 0: slot->memory is there as long as the lock is held. */
+/* With slot_lock held, which is released while the region is registered. 0: slot->memory is there as long as
+ * the lock is held. */
 static int slot_memory(struct net_rdma_server *server, struct net_rdma_slot *slot, void *addr, uint64_t bytes,
                        struct leat_error *err)
 {
@@ -224,7 +226,7 @@ static int slot_memory(struct net_rdma_server *server, struct net_rdma_slot *slo
     slot->memory = memory;
     if (rc == 0)
         atomic_store(&slot->known, true);
-    if (rc == 0 && slot->closed) /* who closes it waits for us, and takes the registration down */
+    if (rc == 0 && slot->closed) /* the closing thread waits for us, and takes the registration down */
         rc = error_set(err, LEAT_STALE, "the region was given back");
     return rc;
 }

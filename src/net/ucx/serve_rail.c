@@ -4,18 +4,19 @@
  *
  *   OPEN ──▶ (the device went, or is another one of the same name; its worker fails) ──▶ CLOSED ──▶ (pause) ──▶ OPEN
  *
- * Happy path: the rail's thread waits for its worker, and looks once a second whether the device is still the one that was opened. When a NIC
- * was reset, or taken away and given back, it is not. All of the rail is closed then: connections (their puts fail, and go by another
- * rail), listener, its part of every registration, worker, context, so that whoever waits to remove the device gets it. It is opened anew
- * after 1, 2 ... 32 s: what is registered is registered again, and only then its new address is told to who asks (RDMA_CONNECT).
+ * Happy path: the rail's thread waits for its worker, and checks once a second whether the device is still
+ * the one that was opened. When a NIC was reset, or taken away and given back, it is not. Then all of the
+ * rail is closed, so that removal of the device can complete: connections (their puts fail, and go by another
+ * rail), listener, its part of every registration, worker, context. It is opened again after 1, 2 ... 32 s:
+ * regions are registered again, and only then RDMA_CONNECT returns its new address.
  *
- * Failure modes: where it cannot be opened it stays closed, costs nothing, and is tried again, also when that was so at first. When UCX
- * does not give puts back that were under way, the rail is left as it is, with a line in the log: their memory must not be taken from
- * under them.
+ * Failure modes: a rail that cannot be opened, even at first, stays closed, costs nothing, and is tried
+ * again. When UCX does not complete puts in flight, the rail stays as it is, with a line in the log: the
+ * memory of these puts must not be freed.
  *
- * Invariants: all of this happens on the rail's thread, which other rails and data threads do not wait for. Each opening has a number
- * (incarnation) that the keys carry which belong to it, and a client is let in when the last number it was told is this one: keys of before
- * are never used by a connection of after.
+ * Invariants: all of this happens on the rail's thread, which other rails and data threads do not wait for.
+ * Each opening has a number (incarnation), which its keys carry. A client is accepted when the last number it
+ * was sent is this one, so no new connection uses old keys.
  */
 #include "net/ucx/serve.h"
 
@@ -27,7 +28,7 @@
 
 #define END_TURNS 5000 /* of a millisecond, for puts to come back */
 #define LOOK_NS   NS_PER_S
-#define PAUSE_NS  NS_PER_S /* before it is opened anew; doubles */
+#define PAUSE_NS  NS_PER_S /* before it is opened again; doubles */
 #define PAUSE_MAX (32 * NS_PER_S)
 
 static void progress(struct loop_source *source, uint32_t events)
@@ -81,7 +82,7 @@ static void publish(struct serve_rail *r, const char *address)
     atomic_store(&r->up, address[0] != 0);
 }
 
-/* False: UCX kept something that is still under way, and so the rail was left as it is. */
+/* False: UCX kept something in flight, and the rail stays as it was. */
 static bool rail_close(struct serve_rail *r)
 {
     publish(r, "");
@@ -98,7 +99,8 @@ static bool rail_close(struct serve_rail *r)
     }
     if (r->puts)
         return false;
-    /* The keys of clients belong to the worker. What tells of a connection's end may come while that is taken down, or never. */
+    /* The keys of clients belong to the worker. The end of a connection may be reported while the worker is
+     * taken down, or never. */
     list_for_each (node, &r->ended)
         serve_ep_forget_keys(container_of(node, struct serve_ep, node));
     serve_memories_leave(r);
@@ -145,10 +147,9 @@ static void look(struct loop_timer *timer)
     struct serve_rail *r = container_of(timer, struct serve_rail, timer);
     struct leat_error why = {0};
     if (r->rail.worker && (atomic_load(&r->lost) || ucx_rail_gone(&r->rail))) {
-        log_warning("rail %s: its device is gone: the rail is closed, and opened again when it is back",
-                    r->wanted.name);
+        log_warning("rail %s: its device is gone: closing it until the device is back", r->wanted.name);
         if (!rail_close(r)) {
-            log_error("rail %s does not give its operations back: it is left as it is", r->wanted.name);
+            log_error("rail %s stays open: UCX does not complete its operations", r->wanted.name);
             return;
         }
         r->pause_ns = 0;
@@ -173,7 +174,7 @@ static void *thread_main(void *arg)
     loop_run(r->loop);
     loop_timer_clear(&r->timer);
     if (r->rail.worker && !rail_close(r))
-        log_error("rail %s does not give its operations back", r->wanted.name);
+        log_error("rail %s stays open: UCX does not complete its operations", r->wanted.name);
     return NULL;
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * symbols.h: what we call of UCX, as a table filled by dlsym: nothing of ours links against it, so that programs start, and read over
- * shared memory and TCP, where it is not installed. Once loaded it stays for the life of the process.
+ * symbols.h: the functions of UCX that Leat calls, as a table filled by dlsym. Nothing links against UCX, so
+ * that programs start, and read over shared memory and TCP, where it is not installed. Once loaded it stays
+ * for the life of the process.
  */
 #ifndef NET_UCX_SYMBOLS_H
 #define NET_UCX_SYMBOLS_H
@@ -32,9 +33,9 @@ struct ucx_symbols {
 };
 
 /*
- * Loads UCX once, and from then on answers the same. No signal handler of it stays installed, and what it logs goes to our log.
- * LEAT_UNSUPPORTED: it is not installed, or too old; the message says what was looked for. Any thread. $LEAT_LIBUCP names another
- * library: for tests of its absence.
+ * Loads UCX once, and from then on returns the same. No signal handler of it stays installed, and its log
+ * goes to ours. LEAT_UNSUPPORTED: it is not installed, or too old; the message names the library. Any thread.
+ * $LEAT_LIBUCP names another library: for tests of its absence.
  */
 int ucx_load(const struct ucx_symbols **ret_ucx, struct leat_error *err);
 /* -errno for a status of UCX. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Without UCX's library everything about RDMA says so, every time, and nothing else happens. */
+/* Without UCX's library every RDMA call fails with that reason, every time, and nothing else happens. */
 #include <setjmp.h>
 #include <stdarg.h>
 

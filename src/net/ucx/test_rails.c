@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rails that break, go and come back, ours and the daemon's, over UCX's own TCP: reads go on by what is left, by the same endpoint, and what
- * came back carries bytes again.
+ * Rails of both sides that break, go and come back, over UCX's own TCP. Reads continue on the remaining
+ * rails, by the same endpoint, and a rail that came back carries bytes again.
  */
 #include "net/ucx/testing.h"
 
@@ -24,7 +24,8 @@ static ucs_status_ptr_t no_get(ucp_ep_h ep, void *buffer, size_t count, uint64_t
     return UCS_STATUS_PTR(UCS_ERR_CONNECTION_RESET);
 }
 
-/* The only path that is up breaks in the midst of an op, while another is on its way: the op waits for that one, or for its deadline. */
+/* The only path that is up breaks amid an op, while another is being connected: the op waits for that one, or
+ * for its deadline. */
 static void without_a_path(bool comes)
 {
     struct one x;
@@ -78,7 +79,8 @@ static void test_slices_without_a_path(void **state)
     without_a_path(false);
 }
 
-/* Reads go on when a rail breaks (between two of them: UCX's emulation of puts over TCP aborts otherwise), and it carries bytes again after a while. */
+/* Reads continue when a rail breaks, and it carries bytes again after a while. It breaks between two reads:
+ * UCX's emulation of puts over TCP aborts otherwise. */
 static void comes_back(const struct net_rdma_config *config)
 {
     struct one x;
@@ -116,7 +118,7 @@ static void test_a_rail_comes_back(void **state)
     comes_back(&put_two_by_tcp);
 }
 
-/* A device that went: nothing is connected by the context that was opened on it. One opened after that one let go of it is well. */
+/* A device that went: its context connects nothing any more. A later context is well. */
 static const struct ucx_symbols *real_ucx;
 static ucp_worker_h stale_worker;
 static ucp_context_h stale_context;
@@ -137,7 +139,7 @@ static ucs_status_t stale_mem_unmap(ucp_context_h context, ucp_mem_h memh)
     return real_ucx->ucp_mem_unmap(context, memh);
 }
 
-/* Reads until `done` says so, with no pause between tries of rail 1. */
+/* Reads until `done` holds, with no pause between tries of rail 1. */
 static void read_until(struct one *x, const uint32_t *crcs, bool (*done)(const struct one *x))
 {
     uint64_t until = clock_now_ns() + 120 * NS_PER_S;
@@ -174,7 +176,7 @@ static bool carries(const struct one *x)
     return x->ep->stripe[1].total_bytes > bytes_before;
 }
 
-/* Whoever goes on with what the rail has open now is denied. */
+/* Whatever uses the rail's present context is denied. */
 static void device_goes(struct ucx_ctx *ctx, unsigned rail, struct ucx_symbols *stale)
 {
     *stale = *(real_ucx = ctx->ucx);
@@ -209,7 +211,7 @@ static void comes_anew(const struct net_rdma_config *config, bool away)
         struct net_memory *memory;
         read_until(&x, crcs, is_closed);
         assert_null(x.memory->memh[1]);
-        /* What is registered and connected meanwhile does without it, and has it later. */
+        /* What is registered and connected in between does without it, and gets it later. */
         assert_int_equal(x.ctx->ops->mem_register(x.ctx, aside, sizeof(aside), -1, &memory), 0);
         assert_null(memory->memh[1]);
         assert_int_equal(one_connect_second(&x, TWO, &second), 0);
@@ -223,7 +225,7 @@ static void comes_anew(const struct net_rdma_config *config, bool away)
     assert_int_equal(denied, 2);
     assert_true(let_go > 0);
     assert_non_null(x.memory->memh[1]);
-    assert_int_not_equal(x.memory->id, id); /* the far end is told of it anew */
+    assert_int_not_equal(x.memory->id, id); /* the far end gets it again */
     bytes_before = x.ep->stripe[1].total_bytes;
     read_until(&x, crcs, carries);
     ctx->ucx = real_ucx;
@@ -281,7 +283,7 @@ static void test_tries_take_no_numbers(void **state)
     one_end(&x);
 }
 
-/* The only rail's device went: the endpoint ends with it, and the next one that is connected opens it anew. */
+/* The only rail's device went: the endpoint ends with it, and the next connection opens it again. */
 static void test_the_only_device_comes_back(void **state)
 {
     NEEDS_UCX();
@@ -308,14 +310,14 @@ static bool is_closed_there(const struct one *x)
     return x->ep->paths[1].state == PATH_CLOSED && x->ep->paths[1].incarnation == 0;
 }
 
-/* Who was not told that the rail was opened anew is turned away, whatever address and keys it has. */
+/* A client that does not know that the rail was opened again is refused, whatever address and keys it has. */
 static void the_old_are_refused(struct one *x)
 {
     struct net_endpoint *second;
     assert_int_equal(one_connect_second(x, TWO, &second), 0);
     assert_int_equal(second->npaths, 2);
     assert_int_equal(second->paths[1].incarnation, 0);
-    read_aside(x, second); /* what comes meanwhile reads by the other */
+    read_aside(x, second); /* reads in between use the other rail */
     const struct sockaddr_in6 now = x->ep->paths[1].far;
     far_tell(BACK);
     struct ucx_path *p = &second->paths[1];
@@ -330,7 +332,7 @@ static void the_old_are_refused(struct one *x)
     assert_memory_not_equal(&p->far, &now, sizeof(now));
     const struct sockaddr_in6 far = p->far;
     x->ctx->ops->disconnect(x->ctx, second);
-    /* A third one, told of the rail as it was before, connects to where it is now. */
+    /* A third one, with the rail's old address, connects to the new one. */
     struct ucx_path *old = &x->ep->paths[1];
     assert_int_equal(old->state, PATH_CLOSED);
     old->far = far;
@@ -347,8 +349,8 @@ static void the_old_are_refused(struct one *x)
     assert_int_not_equal(old->state, PATH_UP);
 }
 
-/* The daemon's device goes: reads go on by its other rail. It comes back: that is listened on elsewhere, by other keys, which are asked
- * for, and carries bytes again by the same endpoint. */
+/* The daemon's device goes: reads continue on its other rail. It comes back: it listens at another address
+ * with other keys, which the client requests, and carries bytes again by the same endpoint. */
 static void comes_anew_there(const struct net_rdma_config *config)
 {
     struct one x;
@@ -391,7 +393,8 @@ static void told(struct bytes_out *body, const char *address)
     bytes_put(body, address, strlen(address));
 }
 
-/* Where the far rails are is an answer to all closed paths: one on which something is out keeps its rail, which is not closed under it. */
+/* The addresses of far rails are an answer to all closed paths: a path with slices out keeps its rail, which
+ * is not closed under it. */
 static void test_a_path_with_slices_out_keeps_its_rail(void **state)
 {
     static struct ucx_ctx ctx;

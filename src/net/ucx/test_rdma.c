@@ -153,7 +153,7 @@ static pthread_t thawing;
 
 static void *thaw(void *unused)
 {
-    test_pause_us(4000000); /* more than is waited for when nobody says how long */
+    test_pause_us(4000000); /* longer than the default wait */
     kill(far_child, SIGCONT);
     return NULL;
 }
@@ -261,7 +261,7 @@ static void test_kept_keys_are_small(void **state)
     free(copy);
 }
 
-/* A client that lies about its keys is cut off; the server goes on. */
+/* A client that sends false keys is disconnected; the server continues. */
 static void test_false_keys(void **state)
 {
     NEEDS_UCX();
@@ -301,7 +301,8 @@ static void test_false_keys(void **state)
     }
 }
 
-/* As a GPU's: the far end writes it, though nobody asked for puts, and no checksum is taken. What cannot be written is refused. */
+/* Like a GPU's: the far end writes it, though puts were not requested, and takes no checksum. Memory that
+ * cannot be written is refused. */
 static void test_gpu_memory(void **state)
 {
     NEEDS_UCX();
@@ -327,8 +328,8 @@ static void test_gpu_memory(void **state)
     one_end(&x);
 }
 
-/* Numbers run out, as rails were opened anew again and again, under an op that waits for a path: nothing is asked for by a number
- * that there is none of, and the next op reads. */
+/* Numbers run out under an op that waits for a path, as rails were opened again and again: no request uses a
+ * number that does not exist, and the next op reads. */
 static void test_numbers_run_out_under_an_op(void **state)
 {
     NEEDS_UCX();
@@ -367,7 +368,7 @@ static unsigned open_files(pid_t pid)
     return n;
 }
 
-/* Who connects again and again leaves nothing, here or there. */
+/* A client that connects again and again leaves nothing, here or there. */
 static void test_many_connections(void **state)
 {
     NEEDS_UCX();
@@ -392,7 +393,7 @@ static void test_many_connections(void **state)
     one_end(&x);
 }
 
-/* The last: nobody is there afterwards. */
+/* The last one: no far end is left afterwards. */
 static void test_dies(void **state)
 {
     NEEDS_UCX();

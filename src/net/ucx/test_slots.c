@@ -54,7 +54,7 @@ static void test_slots(void **state)
     net_rdma_server_free(a.server);
 }
 
-/* Closes the rail, or opens it anew, without its pauses. */
+/* Closes the rail, or opens it again, without its pauses. */
 static void go_or_come(void *arg)
 {
     struct serve_rail *r = arg;

@@ -41,7 +41,7 @@ static int far_request(struct net_serve_target *t, uint16_t type, struct bytes_i
         return target->serve(t, type, in, reply, later, err);
     if (target->far == SILENT)
         return NET_LATER; /* and never again */
-    /* It writes when the client has long heard that it failed. */
+    /* It writes long after the client got an error. */
     if (target->far == BEGUN && type == PROTO_RDMA_PUT)
         loop_post(rig_rdma->rails[0].loop, nap, NULL);
     int rc = target->serve(t, type, in, reply, later, err);

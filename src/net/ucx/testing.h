@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * testing.h: what the tests of RDMA share: a child process that is the far end over UCX's own TCP and does as it is told by the port that a
- * connection comes to, and one op by one endpoint. The child is forked before UCX is loaded by either. What goes wrong in here fails the test
- * that runs.
+ * testing.h: what the tests of RDMA share: a child process that is the far end over UCX's own TCP, and one op
+ * by one endpoint. The port that a connection comes to selects the child's behaviour. The child is forked
+ * before UCX is loaded by either. Errors in here fail the running test.
  */
 #ifndef NET_UCX_TESTING_H
 #define NET_UCX_TESTING_H

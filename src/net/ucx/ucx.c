@@ -2,11 +2,12 @@
 /*
  * ucx.c: reads by RDMA: a transport of net.h over UCX.
  *
- * Happy path: connect() asks on the brokered data connection where the far rails are, and begins a path to each from the rail
- * of ours that shares its subnet. submit() takes an op in; once the keys of its regions are there (asked for the first time they are
- * needed, on the same connection) and a path is up, it is cut into slices, each of which takes the path that is predicted to bring
- * it first (net/flow/stripe.h). A slice is a get straight into the destination. With the last one back the op's reads are checksummed where
- * they lie, and it is DONE and QUIESCED.
+ * Happy path: connect() asks on the brokered data connection where the far rails are, and begins a path to
+ * each from the rail of ours that shares its subnet. submit() takes an op in. The op waits for the keys of
+ * its regions, requested on the same connection when first needed, and for a path that is up. Then it is cut
+ * into slices. Each takes the path that is predicted to bring it first (net/flow/stripe.h). A slice is a get
+ * straight into the destination. With the last one back the op's reads are checksummed where they lie, and it
+ * is DONE and QUIESCED.
  *
  *   flight: WAITING (keys, path) ──▶ FLYING (slices out) ──▶ DONE and QUIESCED
  *              └──────────────┬───────────┘
@@ -116,7 +117,7 @@ static void endpoint_free(struct net_endpoint *ep)
     free(ep);
 }
 
-/* After progress: closes what broke, gives back what is quiet. */
+/* After progress: closes what broke, returns what is quiesced. */
 static void settle_endpoint(struct net_endpoint *ep)
 {
     unsigned alive = 0, closing = 0;
@@ -131,7 +132,7 @@ static void settle_endpoint(struct net_endpoint *ep)
     }
     if (ep->fd >= 0 && alive == 0)
         tear_down(ep, LEAT_PEER_GONE, 0);
-    /* What was asked for and not answered: with every queue pair gone it cannot come any more. */
+    /* Requests without an answer: with every queue pair gone it cannot come any more. */
     while (ep->fd < 0 && closing == 0 && !list_empty(&ep->asks))
         ask_over(ep, list_first(&ep->asks, struct ask, node), LEAT_PEER_GONE);
     list_for_each (node, &ep->asks) {
@@ -199,8 +200,8 @@ static void keep_reason(struct net_endpoint *ep, int status)
     ep->ctx->base.why.code = message ? status : 0;
 }
 
-/* What a daemon says to a PUT before it writes a byte (put.c). After any other error bytes may still be on their way into a
- * destination, and only closed paths keep them out. */
+/* Errors that a daemon returns to a PUT before it writes a byte (put.c). After any other error bytes may
+ * still be on their way into a destination, and only closed paths keep them out. */
 static bool put_refused(int status)
 {
     static const int refusals[] = {LEAT_INVALID,     LEAT_STALE,    LEAT_DENIED,
@@ -234,7 +235,7 @@ static int message_came(struct net_endpoint *ep)
         if (status && !put_refused(status)) {
             if (status != LEAT_PEER_GONE)
                 return status;
-            /* Nothing of it may land any more before it is asked for elsewhere. */
+            /* Its bytes must not land any more once another path asks for them. */
             if (ask->path->state < PATH_CLOSING)
                 path_broke(ask->path);
             ask_lost(ep, ask);
@@ -326,7 +327,7 @@ static bool progress(struct ucx_ctx *ctx)
     return more;
 }
 
-/* 1: a rail has more to do; else what epoll_wait said. */
+/* 1: a rail has more to do; else the result of epoll_wait. */
 static int wait_and_serve(struct ucx_ctx *ctx, int timeout_ms)
 {
     struct epoll_event ready[ENDPOINTS_A_POLL];
@@ -418,7 +419,8 @@ static int ask_rails(struct net_endpoint *ep, int fd, uint64_t deadline_ns, stru
         return error_sys(err, rc, "node %" PRIu32 " does not answer", ep->node_id);
     rc = net_reply_status(reply, err);
     if (rc == 0 && (reply->frame.type != PROTO_RDMA_CONNECT || reply->frame.payload_bytes))
-        rc = error_set(err, LEAT_CORRUPT, "node %" PRIu32 " answered something else", ep->node_id);
+        rc = error_set(err, LEAT_CORRUPT, "node %" PRIu32 " sent another reply than was asked for",
+                       ep->node_id);
     if (rc)
         net_reply_fini(reply);
     return rc;
@@ -436,7 +438,7 @@ static int add_paths(struct net_endpoint *ep, const struct net_reply *reply, str
         struct far_rail far;
         int one = rails_take(&in, &far);
         if (one)
-            rc = error_set(&why, one, "node %" PRIu32 " gave an address that is none", ep->node_id);
+            rc = error_set(&why, one, "node %" PRIu32 " sent an invalid address", ep->node_id);
         else
             one = add_path(ep, i, &far, &why);
         if (one == -ENOMEM)
@@ -456,15 +458,16 @@ static void ucx_disconnect(struct net_ctx *base, struct net_endpoint *ep)
     settle(ctx_of(base));
 }
 
-/* A rail that refuses tells a node that just died from one whose rails are closed to us as little as a port does: the data connection
- * knows, if not at once. */
+/* A refusing rail does not show whether the node just died or its rails are closed to us. The data connection
+ * shows it, if not at once. */
 static bool far_end_died(int connected_fd)
 {
     struct pollfd p = {.fd = connected_fd, .events = POLLRDHUP};
     return poll(&p, 1, DEATH_MS) == 1 && p.revents & (POLLRDHUP | POLLHUP | POLLERR);
 }
 
-/* Until a path is up: what cannot be reached is told here, while there is still another way. LEAT_UNSUPPORTED: none came up. */
+/* Waits until a path is up, to report an unreachable peer while the caller can still use another transport.
+ * LEAT_UNSUPPORTED: none came up. */
 static int wait_path(struct net_endpoint *ep, int connected_fd, uint64_t deadline_ns, struct leat_error *err)
 {
     struct ucx_ctx *ctx = ep->ctx;
@@ -481,7 +484,8 @@ static int wait_path(struct net_endpoint *ep, int connected_fd, uint64_t deadlin
         }
         if (alive == 0 || clock_now_ns() >= until) {
             if (far_end_died(connected_fd))
-                return error_set(err, LEAT_PEER_GONE, "it went while rails were connected to it");
+                return error_set(err, LEAT_PEER_GONE,
+                                 "its connection ended while rails were being connected");
             return error_set(err, LEAT_UNSUPPORTED, "no rail reaches it (%s)",
                              alive ? "no answer; LEAT_RDMA_CONNECT=SECONDS gives them longer"
                                    : "refused, or no route");
@@ -577,7 +581,7 @@ static void ucx_free(struct net_ctx *base)
         progress(ctx);
         settle(ctx);
         if (clock_now_ns() >= until) { /* what UCX still holds may not be freed under it */
-            log_error("a rail does not give its operations back: it is left as it is");
+            log_error("a rail stays open: UCX does not complete its operations");
             forkfd_close(&ctx->forkfd);
             return;
         }
@@ -630,7 +634,7 @@ static int open_rail(struct ucx_ctx *ctx, const struct net_rdma_config *config,
     return 0;
 }
 
-/* Those to use, nearest first; of the reserve one only where none of them can be opened. */
+/* Opens the rails to use, nearest first; reserves only where none of them can be opened. */
 static int open_rails(struct ucx_ctx *ctx, const struct net_rdma_config *config, struct leat_error *err)
 {
     struct ucx_found found;

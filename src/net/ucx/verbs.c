@@ -32,7 +32,7 @@ bool ucx_reading_end(void)
     return masked > 0;
 }
 
-/* UCX brought the library in, and not for all to see. */
+/* UCX loaded the library, but not globally. */
 static void *real(const char *name)
 {
     void *library = dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD);
