@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * access_cache.c: whose access a source elsewhere is read with: of who opens it; of a client here, or on another node of which that node told us,
- * for a set that another node places for the same user; of the daemon itself, where that is the same user or the administrator said so.
+ * access_cache.c: the access that reads a remote source. In order: the opener's; that of a client here, or of
+ * one on another node, for a set that another node places for the same user; the daemon's own, for its own
+ * user or where the configuration allows it.
  *
- *   OPEN ─▶ remembered ─▶ the set is there: told to all nodes ─▶ keys changed (opened again, found anew): told again
+ *   OPEN ─▶ remembered ─▶ the set is there: sent to all nodes ─▶ keys changed (opened again, renewed): sent again
  *
- * Failure modes: an opening that fails is forgotten with its keys; what a client here brought wins over what another node says, until it
- * expires. Invariants: at most ACCESSES_MAX, the ones used last; wiped when they expired, when they fall out, and at the end. Control loop.
+ * Failure modes: an opening that fails is forgotten with its keys. An access that a client here brought wins
+ * over another node's, until it expires. Invariants: at most ACCESSES_MAX, the ones used last; wiped when
+ * they expired, when they fall out, and at the end. Control loop.
  */
 #include "pool/source/access.h"
 
@@ -17,16 +19,16 @@
 #include "pool/work.h"
 #include "wire/s3/s3.h"
 
-/* What a client here brought for a source: for sets of that user that other nodes place. */
+/* The access that a client here brought for a source: for sets of that user that other nodes place. */
 struct cached_access {
     struct list node; /* pool.accesses */
     uint32_t uid;
     char *spec;
     struct access *access;
-    bool brought;   /* by a client here; else another node told us */
-    bool opened;    /* the source was opened with it: other nodes may hear of it */
-    unsigned told;  /* the version that they heard of */
-    uint64_t renew; /* not before this is it looked for anew */
+    bool brought;   /* by a client here; else another node sent it */
+    bool opened;    /* the source was opened with it: may be sent to other nodes */
+    unsigned told;  /* the version that was sent to them */
+    uint64_t renew; /* not renewed before this */
 };
 #define ACCESSES_MAX   256u
 #define RENEW_AGAIN_NS (30 * NS_PER_S)
@@ -50,7 +52,7 @@ static struct cached_access *known_find(struct pool *pool, uint32_t uid, const c
     return NULL;
 }
 
-/* Before what was known for it. NULL: no memory, then it is looked for elsewhere. */
+/* In front of what was known for it. NULL: no memory, then the other sources of an access remain. */
 static struct cached_access *known_add(struct pool *pool, uint32_t uid, const char *spec,
                                        struct access *access)
 {
@@ -67,7 +69,7 @@ static struct cached_access *known_add(struct pool *pool, uint32_t uid, const ch
     return k;
 }
 
-/* Not tried yet: what went well before stays behind it. */
+/* Not tried yet: an access that worked before stays behind it. */
 static void remember(struct pool *pool, const struct open_request *r, const char *spec)
 {
     if (!pool->nodes || r->local || !access_signed(r->access))
@@ -96,7 +98,7 @@ static void tell(struct pool *pool, struct cached_access *k)
     pool->nodes->share_access(pool->cluster, POOL_ALL_NODES, k->uid, k->spec, k->access);
 }
 
-/* k went well: it is what is known from here on. */
+/* k worked: it is the known access from here on. */
 static void opened(struct pool *pool, struct cached_access *k, const struct wset *ws)
 {
     bool news = true;
@@ -140,7 +142,7 @@ void access_cache_received(struct pool *pool, uint32_t uid, const char *spec, st
     struct cached_access *k = known_find(pool, uid, spec);
     if (k && k->brought && !access_expired(k->access))
         return;
-    /* By two ways: the later ones stay. */
+    /* Two accesses for one source: the later keys stay. */
     int64_t before = k ? access_expires(k->access) : 0, now = access_expires(access);
     if (k && before && now && now < before)
         return;
@@ -177,7 +179,7 @@ static void renewal_done(struct work *work)
     free(r);
 }
 
-/* Looking may run a program or ask an endpoint: beside the loop. What it finds is told by a later tick. */
+/* A renewal may run a program or ask an endpoint: off the loop. A later tick sends what it finds. */
 static void renew(struct pool *pool, struct cached_access *k)
 {
     struct renewal *r = calloc(1, sizeof(*r));
@@ -229,21 +231,20 @@ static int check(struct pool *pool, struct access *access, const struct dataset_
     return rc;
 }
 
-/* 1: all of them are our own store's; 0: none is. */
+/* 1: all sources are in our own store; 0: none is. */
 static int of_store(const struct dataset_spec *spec, struct leat_error *err)
 {
     unsigned n = 0;
     for (unsigned k = 0; k < spec->n; k++)
         n += access_store_uri(spec->sources[k].uri);
     if (n && n < spec->n)
-        return error_set(
-            err, LEAT_INVALID,
-            "a set is of the store (store://) as a whole, or not at all: name this node's endpoint "
-            "with s3:// to read both");
+        return error_set(err, LEAT_INVALID,
+                         "store:// and other sources cannot be in one set: name this node's endpoint "
+                         "with s3:// to read both");
     return n > 0;
 }
 
-/* Whoever asks brings nothing: what counts is who he is. */
+/* Openers bring no access: the user id counts. */
 static int take_store(struct pool *pool, struct open_request *r, const struct dataset_spec *spec,
                       struct leat_error *err)
 {
@@ -260,7 +261,7 @@ static int take_store(struct pool *pool, struct open_request *r, const struct da
     return rc < 0 ? rc : access_stored(&pool->store, &r->access, err);
 }
 
-/* Of this node, for a set of another's. */
+/* This node's store, for a set of another node. */
 static int ours(struct pool *pool, uint32_t uid, const char *text, struct access **ret_access,
                 struct leat_error *err)
 {
@@ -287,7 +288,7 @@ int pool_access_for(struct pool *pool, uint32_t uid, const char *text, struct ac
         return rc;
     rc = of_store(&spec, err);
     if (rc > 0)
-        rc = error_set(err, LEAT_UNSUPPORTED, "%.200s: a set of a store is of one node", text);
+        rc = error_set(err, LEAT_UNSUPPORTED, "%.200s: a set of a store is on one node", text);
     if (rc == 0)
         rc = ours(pool, uid, text, &access, err);
     if (rc == 0)
@@ -309,16 +310,14 @@ static bool spec_is_remote(const struct dataset_spec *spec)
     return false;
 }
 
-/*
- * Who opens a source elsewhere brings how to read it. Without credentials a daemon of one user looks where that user's own tools do; one
- * of several users has none to lend, unless it was told to.
- */
+/* The opener of a remote source brings its access. Without credentials, a daemon of one user uses those of
+ * that user's own tools. A daemon of several users has none to lend, unless the configuration allows it. */
 static int take(struct pool *pool, struct open_request *r, const struct dataset_spec *spec, const char *text,
                 struct leat_error *err)
 {
     const struct access_config *config = &pool->config.s3;
     bool system = pool->config.opener.system, s3 = false;
-    /* Another node asks for a user of its, who brought nothing. */
+    /* Another node asks for one of its users, which brought nothing. */
     int rc = r->local && !r->access ? pool_access_for(pool, r->uid, text, &r->access, err) : 0;
     for (unsigned k = 0; k < spec->n; k++)
         s3 = s3 || s3_uri_is(spec->sources[k].uri);

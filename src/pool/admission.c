@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a set gets of the pool: all of it, or a pinned part and a window, under the cap and under what the host's memory allows. Idle
- * implicit sets go first. Failure: LEAT_NO_SPACE, saying how much is needed and free; what was taken stays with the set and goes
- * back with it.
+ * Grants memory of the pool to a set: all of it, or a pinned part and a window, under the cap and under the
+ * host's memory. Idle implicit sets go first. Failure: LEAT_NO_SPACE, with what is needed and free; granted
+ * memory stays with the set and goes back with it.
  *
  *   tables (wset_new) ── scratch for the threads that decode it ── window and its tables, if streamed ── regions
  *
@@ -22,25 +22,25 @@
 
 #include <inttypes.h>
 
-#define MEMORY_MARGIN  (64 * MIB)        /* left to everybody else when regions are taken */
+#define MEMORY_MARGIN  (64 * MIB)        /* left to other processes when regions are taken */
 #define TEND_EVERY_NS  (200 * NS_PER_MS) /* while the stock is not complete; */
 #define WATCH_EVERY_NS NS_PER_S          /* then only the host's memory is looked at */
 #define LOADING_NS     (5 * NS_PER_S)    /* a load is not disturbed for so long */
-#define LEAVING_NS     NS_PER_S          /* that long memory which is coming back is waited for */
-/* Of what is free goes to the threads that decode a set, if one of them needs no more. */
+#define LEAVING_NS     NS_PER_S          /* the longest wait for memory that is coming back */
+/* Share of the free memory for the threads that decode a set, if one thread needs no more. */
 #define SCRATCH_SHARE 8
 
-/* What can still be taken of the host's memory, the ready regions' own being gone from it already. */
+/* Host memory that can still be taken; prefaulted regions are not part of it any more. */
 static uint64_t host_room(struct pool *pool)
 {
     uint64_t memory = pool_memory_available();
-    /* What other sets were promised and have not taken yet still counts as available there. */
+    /* Memory that is promised to other sets, and not taken yet, still counts as available there. */
     list_for_each (node, &pool->sets)
         memory -= MIN(memory, atomic_load(&container_of(node, struct wset, node)->pending_bytes));
     return memory > MEMORY_MARGIN ? memory - MEMORY_MARGIN : 0;
 }
 
-/* Memory that is ready is as good as free: who is admitted gets it, or it is given up. */
+/* Prefaulted memory counts as free: an admitted set gets it, or it is released. */
 uint64_t pool_free_bytes(struct pool *pool)
 {
     uint64_t used = atomic_load(&pool->budget.used_bytes), cap = pool->budget.cap_bytes,
@@ -68,7 +68,7 @@ void pool_ready_tend(struct loop_timer *timer)
         prefault_cancel(pool->ready, MEMORY_MARGIN - memory);
     } else if (prefault_bytes(pool->ready) < pool->config.prefault_bytes && list_empty(&pool->works) &&
                !loading_since(pool, now - MIN(now, (uint64_t)LOADING_NS))) {
-        /* Twice the margin, or it would be given up again at once. */
+        /* Twice the margin, or it would be released again at once. */
         uint64_t room = host_room(pool), cap = pool->budget.cap_bytes;
         room -= MIN(room, (uint64_t)MEMORY_MARGIN);
         prefault_allow(pool->ready, MIN(room, cap > used ? cap - used : 0));
@@ -77,7 +77,7 @@ void pool_ready_tend(struct loop_timer *timer)
     loop_timer_set(pool->loop, timer, now + (complete ? WATCH_EVERY_NS : TEND_EVERY_NS));
 }
 
-/* A region for a set: one that is ready, else a new one, for which ready ones give way. */
+/* A region for a set: a prefaulted one, else a new one, for which prefaulted ones are freed. */
 int pool_region(struct pool *pool, uint64_t region_bytes, uint64_t used, struct region **ret_region,
                 struct leat_error *err)
 {
@@ -149,7 +149,7 @@ bool pool_wait_for_free(struct pool *pool, uint64_t want, uint64_t *until_ns)
     return false;
 }
 
-/* A reservation for what is no region: memory that is ready gives way. Any thread. */
+/* A reservation for memory other than regions: prefaulted memory is released for it. Any thread. */
 static int budget_from_prefault(struct pool *pool, uint64_t bytes)
 {
     int rc = budget_reserve(&pool->budget, bytes);
@@ -240,7 +240,7 @@ uint64_t pool_bytes_wanted(const struct pool *pool, const struct index *index)
                : sum;
 }
 
-/* Memory for samples that it takes here if it takes all that it may. */
+/* Memory for samples on this host, if the set gets all that it may. */
 static uint64_t samples_bytes(const struct wset *ws)
 {
     uint64_t bytes = ws->window_bytes ? ws->window_bytes + pool_window_tables(ws, ws->window_bytes) : 0;
@@ -251,8 +251,8 @@ static uint64_t samples_bytes(const struct wset *ws)
     return bytes;
 }
 
-/* Before regions: as many threads at a time as decode in what the samples leave (in a share of it all, when they do not fit
- * anyway), and one at least. */
+/* Before regions: for as many threads at a time as fit beside the samples, and one at least. If the samples
+ * do not fit anyway, a share of the free memory counts. */
 static int scratch_take(struct pool *pool, struct wset *ws, struct leat_error *err)
 {
     uint64_t each = ws->scratch_each;
@@ -332,9 +332,8 @@ static uint64_t window_in(const struct wset *ws, uint64_t bytes, uint64_t page)
     return window + pool_window_tables(ws, window) <= bytes ? window : 0;
 }
 
-/*
- * What the set gets: all of it, or a pinned part and a window of a quarter. Sets ws->pinned_end and *ret_window.
- */
+/* What the set gets: all of it, or a pinned part and a window of a quarter. Sets ws->pinned_end and
+ * *ret_window. */
 static int admit(struct pool *pool, struct wset *ws, uint64_t limit, uint64_t *ret_window,
                  struct leat_error *err)
 {
@@ -383,7 +382,7 @@ static int stream_window_make(struct pool *pool, struct wset *ws, uint64_t windo
         return rc;
     rc = pool_region(pool, window, window, &region, err);
     if (rc < 0) {
-        tables_give(ws, tables); /* each request that comes tries again */
+        tables_give(ws, tables); /* each later request tries again */
         return error_prefix(err, rc, "no room for a window of %" PRIu64 " bytes", window);
     }
     if (!ws->crc_known)

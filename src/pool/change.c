@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sets that come of an index and not of a source: those that ranks push (CREATE), and the next version of one that grows (APPEND).
+ * Sets that are made from an index and not from a source: those that ranks push (CREATE), and the next
+ * version of one that grows (APPEND).
  *
  *   request ─▶ checks (loop) ─▶ build: validate, or join two indexes (a thread) ─▶ place on the nodes, or prepare here ─▶ answer
  *
- * A version is immutable: readers of the old one keep it, its regions are shared, and the new samples lie in new regions behind
- * them. One append to a set at a time: `appender` says whose; a second one is LEAT_BUSY.
+ * A version is immutable: readers of the old one keep it, its regions are shared, and the new samples lie in
+ * new regions behind them. One append to a set at a time: `appender` is its maker; a second one is LEAT_BUSY.
  *
- * Failure modes: the requester goes, the set is dropped, a node is lost or the daemon ends while the index is built: nothing comes of
- * it, the old version stays as it was.
+ * Failure modes: the requester goes, the set is dropped, a node is lost or the daemon ends while the index is
+ * built: the new set is dropped, and the old version stays as it was.
  */
 #include "pool/pool_internal.h"
 
@@ -95,7 +96,7 @@ static int finish_create(struct change *ch, struct leat_error *err)
 {
     struct wset *ws = ch->ws;
     const struct open_request *r = ch->request;
-    /* Again: others were built beside it. */
+    /* Again: other sets were built in parallel. */
     int rc = pool_sets_check(ch->pool, r->uid, err);
     if (rc == 0)
         rc = pool_creates_check(ch->pool, r->uid, err);
@@ -112,7 +113,7 @@ static int finish_append(struct change *ch, struct leat_error *err)
     struct wset *ws = ch->ws, *old = ch->old;
     if (wset_has_ended(old))
         return error_set(err, LEAT_STALE, "'%s' was dropped in the meantime", old->name);
-    /* Its owner asks again, and has just read what is added: with the groups of now. */
+    /* The owner asks again, and has just read what is added: with its present groups. */
     pool_own(ws, old->owner_uid, old->owner_gid, ch->request->groups,
              old->mode & 0004 ? LEAT_OPEN_PUBLIC : 0);
     ws->version = old->version + 1;

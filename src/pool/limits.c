@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A user is in the table as long as they have something: it is no longer than there are connections. */
+/* A user is in the table as long as it has something: so it has at most one for each connection. */
 #include "pool/limits.h"
 
 #include "base/array.h"
@@ -24,7 +24,7 @@ void limits_default(struct limits *l)
     const size_t span = offsetof(struct limits, handshakes) - offsetof(struct limits, connections);
     for (size_t k = 0; k <= span / sizeof(*to); k++)
         to[k] = to[k] ? to[k] : from[k];
-    /* Strangers, who hold theirs for as long as they like, leave places to whoever is no stranger. */
+    /* Unauthenticated connections live as long as their peer likes: leave places to the others. */
     l->handshakes = MIN(l->handshakes, MAX(l->connections / 4, 1u));
     l->user_buffers_bytes = l->user_buffers_bytes ? l->user_buffers_bytes : usual.user_buffers_bytes;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * limits.h: what one user, and all of them together, may have of things that are not bytes of the pool: connections, working sets,
- * samples waited for. A user is who the kernel says is at the other end of the unix socket; over TCP, whom another node acts for.
+ * limits.h: what one user, and all users together, may have besides bytes of the pool: connections, working
+ * sets, samples waited for. A user is the one that the kernel reports for the unix socket's peer; over TCP,
+ * the one for which another node acts.
  */
 #ifndef POOL_LIMITS_H
 #define POOL_LIMITS_H
@@ -12,7 +13,7 @@
 
 /* leatd.conf, [limits]; 0: the default. */
 struct limits {
-    /* Of all control connections of one user: answers that they have not read, and half messages. */
+    /* Of all control connections of one user: unread replies, and half messages. */
     uint64_t user_buffers_bytes;
     /* counts, up to the last one */
     unsigned connections;      /* control connections on the unix socket, all users */
@@ -20,7 +21,8 @@ struct limits {
     unsigned user_data;        /* data connections of one user: brokered, or made for them by other nodes */
     unsigned sets, user_sets;
     unsigned user_creates; /* sets of one user that ranks push and that are not whole yet */
-    /* TCP connections that have not shown the token yet, at most a quarter of `connections`: others wait until the oldest has, or goes */
+    /* TCP connections before authentication, at most a quarter of `connections`: others wait until the oldest
+     * has authenticated, or goes */
     unsigned handshakes;
 };
 void limits_default(struct limits *limits);
@@ -33,7 +35,7 @@ enum quota_kind {
     SHARES
 };
 
-/* Who has how much. Any thread. */
+/* What each user has. Any thread. */
 struct quota {
     pthread_mutex_t lock;
     struct quota_user *users;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Opening: from what a client asks for to a working set.
+ * Opening: from a client's request to a working set.
  *
- * Equal requests meet: whoever asks for a source that is being indexed joins that opening, and a set in the pool is shared by
- * all who may read it as long as its index is still the one on disk (names, sizes, times of the sources). Failure modes: the
- * scan fails (every request of the opening hears it); there is no room (admission.c says how much is needed and free). Invariant:
- * every request is answered once, on the loop, unless its requester has gone.
+ * Equal requests meet: a request for a source that is being indexed joins that opening. All users that may
+ * read a set in the pool share it, as long as its index still matches the disk (names, sizes, times of the
+ * sources). Failure modes: the scan fails (every request of the opening gets the error); there is no room
+ * (the error of admission.c has what is needed and free). Invariant: every request is answered once, on the
+ * loop, unless its requester has gone.
  */
 #include "backend/backend.h"
 #include "base/clock.h"
@@ -25,7 +26,7 @@
 #include <sys/stat.h>
 
 #define INDEXING_MAX      8u
-#define INDEXING_USER_MAX 2u /* so that one user's slow source does not hold up everybody */
+#define INDEXING_USER_MAX 2u /* so that one user's slow source does not delay all users */
 #define PROGRESS_EVERY_NS (100 * NS_PER_MS)
 
 enum opening_state {
@@ -37,7 +38,7 @@ enum opening_state {
     OPENING_STATES
 };
 
-/* One scan (or look at the cache), and everybody who waits for it. */
+/* One scan (or look at the cache), and the requests that wait for it. */
 struct opening {
     struct work work; /* the index thread */
     struct list node;
@@ -50,7 +51,7 @@ struct opening {
     struct source_groups *groups; /* that the binding has */
     struct access *access;        /* of the first request; NULL: nothing is remote */
     struct wset *placing;
-    struct loop_timer room; /* looks whether what ended has gone */
+    struct loop_timer room; /* looks whether ended sets have gone */
     uint64_t room_until_ns;
     uint64_t reported_ns;
     /* from the index thread */
@@ -122,7 +123,7 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
             continue;
         if (ws->remote && (!access_same(ws->access, r->access) || !strings_same(&ws->index, index)))
             continue; /* the same names at another service, or with other content */
-        /* A name is given by the owner alone: it keeps the set, and its memory, for good. */
+        /* Only the owner gives a name: it keeps the set, and its memory, for good. */
         bool named_otherwise =
             r->name[0] && (ws->owner_uid != r->uid || (ws->name[0] && strcmp(ws->name, r->name) != 0));
         if (!named_otherwise && wset_allows(ws, r->uid, r->gid))
@@ -131,15 +132,17 @@ static struct wset *find_same(struct pool *pool, const char *spec, const struct 
     return NULL;
 }
 
-/* A server that was away, a disk that failed: the source is the same, but the set is worth nothing to who comes later. As long as somebody
- * reads it, here or on another node, it is shared all the same: each job's processes would have a copy each. */
+/* Samples failed for a transient cause, as of a server or disk: the source is the same, but the set is
+ * useless to later openers. While it has readers, here or on another node, it is shared all the same: each
+ * job's processes would have a copy each. */
 static bool lacks_transient(struct wset *ws)
 {
     return wset_is_findable(ws) && !ws->appender && ws->leases == 0 && !ws->peers.nholders &&
            !(ws->flags & PROTO_WS_PUSHED) && wset_complete(ws) && wset_failed_transient(ws);
 }
 
-/* A node that is away does not hear that the set ends: it would keep it under its name for good, and refuse the new one. */
+/* A node that is not reachable does not learn that the set ends: it would keep it under its name for good,
+ * and refuse the new one. */
 static bool all_hear(const struct pool *pool, const struct wset *ws)
 {
     return ws->nnodes == 0 || pool->nodes->all_reachable(pool->cluster);
@@ -148,11 +151,11 @@ static bool all_hear(const struct pool *pool, const struct wset *ws)
 static void drop_to_reload(struct pool *pool, struct wset *ws)
 {
     log_info("dropping %s, of which samples failed, to load it again", ws->spec);
-    /* Other nodes keep what has a name until they hear that it ends, and would refuse the new one of that name. */
+    /* Other nodes keep a named set until they learn that it ends, and would refuse the new one. */
     pool_drop(pool, ws, ws->flags & PROTO_WS_EXPLICIT ? POOL_DROP : POOL_SWEEP);
 }
 
-/* One with a name is loaded again for who asks for it by that name, as public as it is and within its limit: it is to be what it was. */
+/* A named set is loaded again for an opener that gives that name, with the old mode and limit. */
 static void drop_failed(struct opening *o)
 {
     struct pool *pool = o->pool;
@@ -304,7 +307,7 @@ static struct open_request *first_request(struct opening *o, bool append)
     return NULL;
 }
 
-/* Several nodes: the set that the first request needs is placed before anybody is answered. */
+/* Several nodes: the set that the first request needs is placed before any request is answered. */
 static bool opening_place(struct opening *o)
 {
     struct pool *pool = o->pool;
@@ -325,8 +328,9 @@ static bool opening_place(struct opening *o)
 }
 
 /*
- * Memory of a set that made room comes back when the thread that loads it, or a connection that reads it, has let go. What was
- * asked for waits for that a moment: streamed because it was early, it would be streamed for good. True: look again later.
+ * Memory of a set that made room comes back when the thread that loads it, or a connection that reads it,
+ * releases it. An opening waits for that a moment: decided early, the set would be streamed for good. True:
+ * look again later.
  */
 static bool opening_waits(struct opening *o)
 {
@@ -408,15 +412,15 @@ static int progress_report(void *user, uint64_t samples, uint64_t bytes)
     return 0;
 }
 
-/* Clients get the descriptor: from here on it cannot be written by anybody. */
+/* Clients get the descriptor: from here on no process can write it. */
 int pool_index_seal(int fd, struct leat_error *err)
 {
     int seals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     return fcntl(fd, F_ADD_SEALS, seals) < 0 ? error_sys(err, -errno, "cannot seal an index") : 0;
 }
 
-/* An index file of somebody else could change under us, or end where a page is still wanted; one of our own can be gone where another
- * host writes over it (NFS). What we use is a copy that cannot. */
+/* An index file of another user could change under us, or end where a page is still needed. One of our own
+ * can vanish when another host overwrites it (NFS). So the daemon uses a sealed copy. */
 static int index_keep(struct opening *o, struct leat_error *err)
 {
     struct stat st;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The pool: its start and stop, which of its sets somebody means, and how a set ends.
+ * The pool: start, stop, finding sets, and how a set ends.
  *
- * How sets come to be is in opening.c (from a source) and prepare.c (pushed, longer, or placed by another node); what of the pool
- * a set gets, in admission.c. A set ends by sweep, by drop or by force, and its memory goes with the last reference. Failure mode
- * of the stop: a thread that hangs in a file system keeps it all, and pool_stop says so.
+ * Sets are made in opening.c (from a source) and prepare.c (pushed, longer, or placed by another node);
+ * admission.c grants them memory. A set ends by sweep, by drop or by force, and its memory goes with the last
+ * reference. Failure mode of the stop: a thread that hangs in a file system keeps it (pool_stop reports it).
  */
 #include "pool/pool.h"
 
@@ -31,7 +31,7 @@ static void advanced_on_loop(void *arg)
     wset_unref(ws);
 }
 
-/* One message to the loop however many segments end meanwhile. */
+/* One message to the loop however many segments end in between. */
 void wset_progressed(struct wset *ws)
 {
     if (atomic_exchange(&ws->notify_pending, true))
@@ -158,7 +158,7 @@ void pool_free(struct pool *pool)
 
 /* --- finding --------------------------------------------------------------------------------------------------- */
 
-/* What of two sets that both are meant by a word a user means: their own, else what they may read. */
+/* Which of two sets a user means by a word that fits both: its own, else one that it may read. */
 static struct wset *prefer(struct wset *a, struct wset *b, uint32_t uid, uint32_t gid)
 {
     if (!a || a->owner_uid == uid)
@@ -224,7 +224,7 @@ struct wset *pool_find(struct pool *pool, const char *text, uint32_t uid, uint32
 
 int pool_name(struct wset *ws, const char *name, const char *spec)
 {
-    /* Fill threads say the spec in their messages: once given, it stays where it is. */
+    /* Fill threads use the spec in their messages: once given, it stays where it is. */
     bool same = strcmp(ws->spec, spec) == 0;
     assert(same || !ws->spec[0]);
     char *n = strdup(name), *s = same ? ws->spec : strdup(spec);
@@ -252,7 +252,7 @@ void pool_own(struct wset *ws, uint32_t uid, uint32_t gid, struct source_groups 
     ws->mode = flags & LEAT_OPEN_PUBLIC ? 0644 : 0600;
 }
 
-/* Each set costs descriptors, which are everybody's. Idle ones make room: the limit is one of sets in use. */
+/* Each set costs descriptors, which all users share. Idle ones make room: the limit counts sets in use. */
 int pool_sets_check(struct pool *pool, uint32_t uid, struct leat_error *err)
 {
     const struct limits *l = &pool->config.limits;
@@ -375,7 +375,7 @@ void pool_sweep(struct pool *pool, uint32_t uid)
     }
 }
 
-/* Whoever drops a set means the version that is being made of it, too. */
+/* A drop also means the version that is being made of the set. */
 static void drop_successor(struct pool *pool, const struct wset *ws, enum pool_end end)
 {
     list_for_each_safe (node, &pool->sets) {
@@ -396,7 +396,7 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
         wset_move(ws, end == POOL_DROP_FORCE ? WSET_REVOKED : WSET_ENDED);
         list_remove(&ws->node);
         if (ws->leases == 0 && end != POOL_DROP_FORCE) {
-            /* Back at once, or when a thread or a connection has let go of it. */
+            /* Back at once, or when a thread or a connection releases it. */
             uint64_t bytes = ws->pool_bytes + atomic_load(&ws->table_bytes) + ws->scratch_bytes;
             atomic_store(&ws->leaving_bytes, bytes);
             atomic_fetch_add(&pool->leaving_bytes, bytes);
@@ -417,7 +417,7 @@ void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end)
                     region_give_up(ws->regions[g].region);
             }
         } else if (ws->leases > 0) {
-            wset_progressed(ws); /* whoever waits for what is not loaded any more */
+            wset_progressed(ws); /* requests that wait for what is not loaded any more */
         }
         wset_unref(ws);
         wset_unref(ws); /* the pool's own */

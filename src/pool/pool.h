@@ -35,7 +35,7 @@ struct stream_window;
 struct pool_config {
     uint64_t cap_bytes;         /* of all working sets on this host: regions, windows, tables, scratch */
     uint64_t region_bytes;      /* power of two */
-    uint64_t prefault_bytes;    /* of memory to make ready ahead, part of cap_bytes (prefault.h); 0: none */
+    uint64_t prefault_bytes;    /* of memory to prefault, part of cap_bytes (prefault.h); 0: none */
     struct region_source pages; /* huge pages, where the kernel gives them */
     unsigned fill_threads, data_threads, disk_depth;
     const char *disk_engine;
@@ -50,13 +50,13 @@ struct opening;
 struct open_request {
     struct list node; /* pool's until called back */
     uint32_t uid, gid, flags;
-    struct source_groups *groups; /* of the process that asks; owned by the request. NULL: source.h */
+    struct source_groups *groups; /* of the requesting process; owned by the request. NULL: source.h */
     uint64_t pool_bytes;
     char *name; /* "" = implicit; owned by the request */
     char *uri;
-    struct access *access; /* of sources elsewhere; owned by the request. NULL: the requester brought none */
+    struct access *access; /* of remote sources; owned by the request. NULL: the requester brought none */
     bool append;           /* uri is added to the explicit set `name` */
-    bool local;            /* asked by another node, or decided: not to be passed on */
+    bool local;            /* asked by another node, or decided: not to be forwarded */
     /* On the loop: ws (a lease is the callee's to take) or an error. The request is freed afterwards. */
     void (*opened)(struct open_request *request, struct wset *ws, const struct leat_error *err);
     void (*progress)(struct open_request *request, uint64_t samples, uint64_t bytes);
@@ -69,10 +69,8 @@ struct open_request {
 /* Later, on the loop: the set is prepared (err NULL), or gone. */
 typedef void (*pool_prepared_fn)(void *user, const struct leat_error *err);
 
-/*
- * What a pool asks of the other nodes that hold its sets: pool/nodes. Control loop, except `filled`. Sets of one node (ws->nnodes == 0)
- * are passed, too, and ignored.
- */
+/* Services of the other nodes that hold a pool's sets: pool/nodes. Control loop, except `filled`. Sets of one
+ * node (ws->nnodes == 0) are passed, too, and ignored. */
 #define POOL_ALL_NODES UINT32_MAX
 struct pool_nodes_ops {
     /* An OPEN by canonical source, or by name (spec NULL), that another node answers: true: the request was taken. */
@@ -94,7 +92,7 @@ struct pool_nodes_ops {
     void (*forget)(struct cluster *cluster, struct wset *ws, bool end, bool force);
     /* Pieces that this node has, as READY records. Any thread. May take the buffer. */
     void (*filled)(struct cluster *cluster, struct wset *ws, struct bytes_out *records);
-    /* How user uid reads a source: to one node, or to POOL_ALL_NODES; those that are down are skipped. */
+    /* The access of user uid to a source: to one node, or to POOL_ALL_NODES; unreachable ones are skipped. */
     void (*share_access)(struct cluster *cluster, unsigned node, uint32_t uid, const char *spec,
                          struct access *access);
 };
@@ -109,13 +107,14 @@ struct pool {
     struct budget budget;
     struct prefault *ready; /* NULL: none is wanted */
     struct loop_timer prefault_timer;
-    struct quota shares;      /* what each user has */
-    struct list sets;         /* wset.node */
-    struct list openings;     /* struct opening.node */
-    struct list changes;      /* change.c: sets that are being made of a given index, or longer */
-    struct list works;        /* work.node */
-    struct list scans;        /* struct pool_scan.node */
-    struct list access_cache; /* struct cached_access.node: what clients here brought, the last one first */
+    struct quota shares;  /* what each user has */
+    struct list sets;     /* wset.node */
+    struct list openings; /* struct opening.node */
+    struct list changes;  /* change.c: sets that are being made of a given index, or longer */
+    struct list works;    /* work.node */
+    struct list scans;    /* struct pool_scan.node */
+    /* Struct cached_access.node: accesses that clients here brought, the last one first */
+    struct list access_cache;
     unsigned naccess_cache;
     unsigned working;   /* works whose thread runs */
     unsigned indexing;  /* index threads that run */
@@ -124,13 +123,12 @@ struct pool {
     struct cluster *cluster;
     const struct pool_nodes_ops *nodes;
     pthread_mutex_t rdma_lock;
-    struct net_rdma_server
-        *rdma; /* under rdma_lock; NULL: nobody asked for it, or it cannot be had: rdma_why */
+    struct net_rdma_server *rdma; /* under rdma_lock; NULL: not asked for yet, or not available: rdma_why */
     struct leat_error rdma_why;
     uint64_t rdma_again_ns; /* not looked for again before */
     /* Samples of ws changed state: waiters are looked at (server.c). */
     void (*advanced)(void *user, struct wset *ws);
-    /* ws is going by force: holders are told. */
+    /* ws ends by force: notifies its holders. */
     void (*revoked)(void *user, struct wset *ws);
     /* An explicit set came or went. */
     void (*changed)(void *user);
@@ -150,7 +148,7 @@ struct pool {
 
 int pool_new(struct loop *loop, const struct pool_config *config, struct pool **ret_pool,
              struct leat_error *err);
-/* Sets may be of this store from now on ("store://bucket/prefix"); what it has outlives pool_stop. Control loop. */
+/* Sets may be of this store from now on ("store://bucket/prefix"); it outlives pool_stop. Control loop. */
 struct store;
 void pool_store(struct pool *pool, struct store *store,
                 bool (*may_read)(void *user, uint32_t uid, const char *bucket), void *user);
@@ -159,19 +157,19 @@ void pool_store(struct pool *pool, struct store *store,
  * LEAT_TIMED_OUT: a thread does not come back (a file system that hangs): then nothing may be freed. NULL is fine.
  */
 int pool_stop(struct pool *pool);
-/* After pool_stop (or it is called); NULL is fine. Clients' connections must be gone. */
+/* After pool_stop (which it calls if need be); NULL is fine. Clients' connections must be gone. */
 void pool_free(struct pool *pool);
 
 /* Takes the request (also on failure, when it calls back later with the error). */
 void pool_open(struct pool *pool, struct open_request *request);
-/* The requester is gone: it is not called back any more. */
+/* The requester is gone: its callback is dropped. */
 void pool_open_forget(struct pool *pool, void *user);
 /* Memory set by ranks: index of kind PUSHED in index_fd, which is taken. Takes the request, as pool_open does. */
 void pool_create(struct pool *pool, struct open_request *request, int index_fd);
 /*
- * A set comes into being in two steps. Prepared: it has its memory here and all that can fail has been done, off the loop where it
- * takes long; nobody finds it by name. Committed: it is there, and the version that it replaces is gone, in one turn of the loop.
- * Takes the set's first reference, also on failure.
+ * A set is made in two steps. Prepared: it has its memory here and all that can fail has been done, off the
+ * loop where it takes long; no search by name finds it. Committed: it is there, and the version that it
+ * replaces is gone, in one turn of the loop. Takes the set's first reference, also on failure.
  */
 int pool_prepare(struct pool *pool, struct wset *ws, uint64_t limit, pool_prepared_fn done, void *user);
 void pool_commit(struct pool *pool, struct wset *ws);
@@ -182,14 +180,15 @@ struct wset *pool_find_uuid(struct pool *pool, const uint8_t uuid[PROTO_UUID]);
 /* By name or, for implicit sets, by source. */
 struct wset *pool_find(struct pool *pool, const char *name_or_uri, uint32_t uid, uint32_t gid);
 
-/* A handle: keeps the set alive and stands in the way of a drop. */
+/* A handle: keeps the set alive and prevents a drop. */
 void pool_lease(struct wset *ws);
 void pool_unlease(struct wset *ws);
 /* No client is left: implicit sets go. `uid`: of that user only, UINT32_MAX all. */
 void pool_sweep(struct pool *pool, uint32_t uid);
 /*
- * Ends a set: nobody finds it any more, filling stops, memory goes with the last reference. SWEEP: on this node, as nobody here
- * uses it; DROP: by its name, for all nodes; DROP_FORCE: readers get LEAT_STALE and the memory goes now.
+ * Ends a set: searches no longer find it, filling stops, memory goes with the last reference. SWEEP: on this
+ * node, as no client here uses it; DROP: by its name, for all nodes; DROP_FORCE: readers get LEAT_STALE and
+ * the memory goes now.
  */
 enum pool_end { POOL_SWEEP, POOL_DROP, POOL_DROP_FORCE };
 void pool_drop(struct pool *pool, struct wset *ws, enum pool_end end);
@@ -198,22 +197,20 @@ void wset_progressed(struct wset *ws);
 /* Takes reservations and makes the regions of ws that are ours, lists it, and begins to fill. `limit_bytes` of the pool at most; 0: no limit. */
 int pool_host(struct pool *pool, struct wset *ws, uint64_t limit_bytes, struct leat_error *err);
 int pool_name(struct wset *ws, const char *name, const char *spec);
-/*
- * Idle sets go until `want` bytes are there or on their way. True: they are on their way, the caller looks again in some ms;
- * *until_ns (0 at first) says until when. False: they are there, or there is nothing to wait for.
- */
+/* Ends idle sets until `want` bytes are free or coming back. True: they are coming back, and the caller looks
+ * again in some ms, until *until_ns (0 at first). False: they are free, or there is nothing to wait for. */
 bool pool_wait_for_free(struct pool *pool, uint64_t want, uint64_t *until_ns);
 /* Bytes that could be admitted now. */
 uint64_t pool_free_bytes(struct pool *pool);
-/* LEAT_BUSY when the user, or all of them, have as many sets as they may. */
+/* LEAT_BUSY when the user, or all users together, have the most sets that are allowed. */
 int pool_sets_check(struct pool *pool, uint32_t uid, struct leat_error *err);
 /* Answers and frees a request that was taken from pool_open. */
 void pool_answer(struct pool *pool, struct open_request *request, struct wset *ws,
                  const struct leat_error *err);
 
 /*
- * How a source elsewhere is read by this node for a set that another one places: what this user's own clients here brought for it, else what
- * the daemon has itself. Keys do not travel between nodes. -ENOMEM, LEAT_DENIED.
+ * The access with which this node reads a remote source for a set that another one places: what this user's
+ * own clients here brought for it, else the daemon's. Keys do not travel between nodes. -ENOMEM, LEAT_DENIED.
  */
 int pool_access_for(struct pool *pool, uint32_t uid, const char *spec, struct access **ret_access,
                     struct leat_error *err);

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How a set comes into being, in two steps, so that several nodes (or one) have all of it or nothing.
+ * How a set is made, in two steps, so that several nodes (or one) have all of it or nothing.
  *
  *   pool_prepare: reservations, regions, fill's plan (loop) ─▶ memory behind pushed regions, what the version before knows (a thread)
  *                 ─▶ done: listed, but found by its uuid only
  *   pool_commit:  the version before ends, filling begins; cannot fail
  *
- * Failure modes: no room, a name that is taken, a node of the version before lost meanwhile, that version dropped meanwhile: each is
- * an error to done, and what was taken goes back. Invariant: `prepared` sets are listed, so that what happens to nodes is noted in
- * them; everything that looks for sets by name or source passes them over (wset_is_findable).
+ * Failure modes: no room, a name that is taken, a node of the version before lost, or that version dropped,
+ * in the meantime: each is an error to done, and what was taken goes back. Invariant: `prepared` sets are
+ * listed, so that what happens to nodes is noted in them; everything that looks for sets by name or source
+ * passes them over (wset_is_findable).
  */
 #include "pool/pool_internal.h"
 

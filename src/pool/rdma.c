@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma.c: who may read the pool by RDMA, and with which keys.
+ * rdma.c: which users may read the pool by RDMA, and with which keys.
  *
- * Nothing of UCX is touched before somebody asks. Then the rails are opened once; a failure is remembered for AGAIN_NS and
- * answered to whoever asks next, so that a host without RDMA seldom looks for it, and one whose NIC comes late finds it. Failure modes: memory for a region that is not yet
- * filled is reserved before it is registered, so that lack of it is LEAT_NO_SPACE here, not a killed daemon. Both take a while, and a
- * data thread serves others: it hands what is not registered yet to the pool's works, which answer. For puts
- * they begin when a client tells of its first view; a put that comes before they are there is parked with them. Invariant: keys
- * are given for regions of the connection's working set only, and none after it was dropped by force.
+ * UCX is not touched before the first request. Then the rails are opened once. A failure is remembered for
+ * AGAIN_NS and answered to later requests: a host without RDMA seldom looks for it, and one whose NIC comes
+ * late finds it. Failure modes: memory for a region that is not yet filled is reserved before it is
+ * registered, so that lack of it is LEAT_NO_SPACE here, not a killed daemon. Both take a while, and a data
+ * thread serves others: it hands unregistered regions to the pool's works, which answer. For puts these begin
+ * when a client announces its first view; an earlier put is parked with them. Invariant: keys are given for
+ * regions of the connection's working set only, and none after it was dropped by force.
  */
 #include "pool/rdma.h"
 
@@ -67,7 +68,7 @@ static int find_region(struct wset *ws, uint32_t gid, struct region **ret_region
     if (rc)
         return error_sys(err, rc == -ENOMEM ? LEAT_NO_SPACE : rc, "region %" PRIu32 " of %" PRIu64 " bytes",
                          gid, r->used_bytes);
-    if (wset_written(ws)) /* meanwhile: what was reserved goes again */
+    if (wset_written(ws)) /* dropped by force in between: the reservation goes again */
         return error_set(err, LEAT_STALE, "the working set was dropped");
     *ret_region = r;
     return 0;
@@ -102,7 +103,7 @@ struct keys_work {
     struct work work;
     struct wset *ws; /* a reference */
     struct net_rdma_server *server;
-    bool answer;                /* else nobody waits for it */
+    bool answer;                /* else no client waits for it */
     struct net_rdma_peer *peer; /* a reference: of a put, whose request is `put`; else NULL */
     struct bytes_out put;
     struct net_later later;
@@ -137,7 +138,7 @@ static void keys_run(struct work *work)
         return;
     }
     for (uint32_t i = 0; i < k->n && !atomic_load(&pool->stopping); i++) {
-        put_region(k->ws, k->server, k->gids[i], &k->reply, NULL); /* who asks for it hears why not */
+        put_region(k->ws, k->server, k->gids[i], &k->reply, NULL); /* a request for it gets the reason */
         bytes_out_reset(&k->reply);
     }
 }
@@ -224,19 +225,19 @@ static int on_keys(struct wset *ws, struct net_rdma_server *server, struct bytes
     return NET_LATER;
 }
 
-/* A client that tells of a view will ask for puts. */
+/* A client that announces a view will ask for puts. */
 static void prepare_puts(struct wset *ws, struct net_rdma_server *server)
 {
     uint32_t n = 0;
     for (uint32_t g = 0; g < ws->nregions; g++)
         n += !is_known(ws, g);
-    if (n == 0 || atomic_exchange(&ws->rdma_preparing, true)) /* one of the works is enough for a set */
+    if (n == 0 || atomic_exchange(&ws->rdma_preparing, true)) /* one work is enough for a set */
         return;
     struct keys_work *k = keys_new(ws, server, n);
     for (uint32_t g = 0; k && g < ws->nregions && k->n < n; g++)
         if (!is_known(ws, g))
             k->gids[k->n++] = g;
-    if (!k || keys_post(k)) /* they are registered as they are asked for */
+    if (!k || keys_post(k)) /* they are registered when they are requested */
         atomic_store(&ws->rdma_preparing, false);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma.h: what a data connection may ask for to read by RDMA: the rails, opened by the first who asks, and keys of regions. */
+/* rdma.h: what a data connection needs to read by RDMA: rails, opened at first use, and keys of regions. */
 #ifndef POOL_RDMA_H
 #define POOL_RDMA_H
 
@@ -14,8 +14,8 @@ enum pool_rdma_users { RDMA_SAME_USER, RDMA_NOBODY, RDMA_ANYBODY };
 
 struct pool_rdma_config {
     struct net_rdma_config net;
-    /* Who gets keys, and with them a connection to UCX in this process. SAME_USER: processes of the user that the daemon runs as, and
-     * root's. */
+    /* Which users get keys, and with them a connection to UCX in this process. SAME_USER: the user that the
+     * daemon runs as, and root. */
     enum pool_rdma_users users;
 };
 
@@ -25,7 +25,7 @@ int pool_rdma_request(struct pool *pool, struct wset *ws, uint32_t uid, struct n
                       const struct net_later *later, struct leat_error *err);
 /* When no region is left. */
 void pool_rdma_stop(struct pool *pool);
-/* Why there are no rails, once somebody has asked for them; false: nobody has, or there are. */
+/* Why there are no rails, once they were asked for; false: they were not, or there are. */
 bool pool_rdma_why(struct pool *pool, char *buf, size_t size);
 /* False: the rails were never opened. */
 bool pool_rdma_stats(struct pool *pool, struct net_rdma_stats *ret_stats);

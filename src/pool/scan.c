@@ -2,16 +2,18 @@
 /*
  * scan.c: a prefix read once, in the order of its list.
  *
- * Happy path: the thread lists; each object gets the next room in the window, and its read begins at once, many side by side. While there is no
- * room, or the next page of the list is not there yet, reads go on. What has come without a gap is handed out by the loop, as often as it is asked
- * for, until it is released.
+ * Happy path: the thread lists; each object gets the next room in the window, and its read begins at once,
+ * many in parallel. Reads continue while there is no room, or while the next page of the list is missing. The
+ * loop hands out what has come without a gap, as often as it is asked for, until it is released.
  *
- * Failure modes: an object that cannot be read (gone, changed, damaged) ends the scan behind those before it, with the backend's message; so does
- * the list. One larger than the window is LEAT_NO_SPACE. A user who keeps all of the window and asks for more is told so. A user who goes
- * cancels the thread, which frees nothing itself: the loop does, when both have ended.
+ * Failure modes: an object that cannot be read (gone, changed, damaged) ends the scan behind those before it,
+ * with the backend's message; so does an error of the list. An object larger than the window is
+ * LEAT_NO_SPACE. A user that keeps all of the window and asks for more gets LEAT_BUSY. When the user ends,
+ * the thread is cancelled, which frees nothing itself: the loop does, when both have ended.
  *
- * Invariants: entries [first, last) are in order; places are handed out in order, too, so [oldest->place, head) is what may not be written to. `lock`
- * guards what both threads touch: entries' numbers and states, what was released, how it ended, and the session's address (for waking it).
+ * Invariants: entries [first, last) are in order. So are their places: [oldest->place, head) must not be
+ * written to. `lock` guards what both threads touch: entries' numbers and states, what was released, the
+ * result, and the session's address (for waking it).
  */
 #include "pool/scan.h"
 
@@ -34,7 +36,7 @@
 #define PLACE_ALIGN  64u
 #define SCANS_MAX    32u
 #define USER_SCANS   16u
-#define KEY_BYTES    (1024u + BACKEND_ETAG_MAX + 2) /* what an entry holds beside itself */
+#define KEY_BYTES    (1024u + BACKEND_ETAG_MAX + 2) /* what an entry holds besides itself */
 #define LOOK_NS      (100 * NS_PER_MS) /* a session without reads is turned so often: see backend_wait */
 
 enum entry_state { ENTRY_LOADING, ENTRY_THERE, ENTRY_FAILED };
@@ -44,7 +46,7 @@ struct entry {
     struct pool_scan *scan;
     struct backend_file *file;
     enum entry_state state;
-    uint64_t place, bytes; /* in the window, counted on without end */
+    uint64_t place, bytes; /* in the window, counted on without wrapping */
     int64_t modified;
     char *key; /* behind its NUL: the ETag */
     struct leat_error *why;
@@ -56,9 +58,9 @@ struct pool_scan {
     struct pool *pool;
     uint32_t uid;
     struct access *access;
-    char *uri, *after; /* "s3://bucket/prefix/"; the whole key to go on behind, or NULL */
+    char *uri, *after; /* "s3://bucket/prefix/"; the key behind which to continue, or NULL */
     struct region *window;
-    uint64_t charged; /* beside the window */
+    uint64_t charged; /* in addition to the window */
     void (*advanced)(void *user);
     void *user;
     bool over; /* the thread has ended. Loop */
@@ -70,7 +72,7 @@ struct pool_scan {
     uint64_t first, last, arrived; /* entries; those before `arrived` have all ended */
     uint64_t head;                 /* the next place */
     unsigned loading;
-    bool stuck; /* nothing is under way, and the next object finds no room */
+    bool stuck; /* nothing is in flight, and the next object finds no room */
     bool ended; /* the list, and all reads */
     int rc;     /* ... with this */
     struct leat_error err;
@@ -93,18 +95,18 @@ static void advanced_on_loop(void *arg)
         s->advanced(s->user);
 }
 
-/* One message to the loop however much comes meanwhile. */
+/* One message to the loop however much comes in between. */
 static void tell(struct pool_scan *s)
 {
     if (atomic_exchange(&s->told, true))
         return;
     while (loop_post(s->pool->loop, advanced_on_loop, s) < 0)
-        usleep(1000); /* out of memory: somebody waits for this */
+        usleep(1000); /* out of memory: the loop's user waits for this */
 }
 
 /* --- thread: room --------------------------------------------------------------------------------------------------------------- */
 
-/* Under lock. A place for so many bytes in one piece: does what is not released leave it? */
+/* Under lock. A place for so many bytes in one piece, outside of what is not released. */
 static bool place_find(struct pool_scan *s, uint64_t bytes, uint64_t *ret_place)
 {
     uint64_t window = s->window->bytes, at = align_up(s->head, PLACE_ALIGN), offset = at % window;
@@ -118,7 +120,7 @@ static bool place_find(struct pool_scan *s, uint64_t bytes, uint64_t *ret_place)
     return true;
 }
 
-/* Until there is room: reads that are under way go on. */
+/* Until there is room: reads in flight continue. */
 static int place_wait(struct pool_scan *s, uint64_t bytes, uint64_t *ret_place)
 {
     for (;;) {
@@ -370,10 +372,10 @@ static int window_make(struct pool_scan *s, uint64_t most, struct leat_error *er
                            ? BACKEND_STORE_BYTES
                            : backend_session_bytes(pool->config.s3.connections) + BACKEND_LIST_BYTES);
     uint64_t cap = pool->budget.cap_bytes, most_left = cap > beside + 4096 ? cap - beside - 4096 : 0;
-    if (most > most_left) /* nobody's set goes for what never fits */
+    if (most > most_left) /* no other set is evicted for what never fits */
         return error_set(err, LEAT_NO_SPACE,
                          "a window of %" PRIu64 " bytes does not fit into a pool of %" PRIu64
-                         ", beside %" PRIu64 " that a scan takes otherwise: give it a smaller window",
+                         ", of which the scan itself takes %" PRIu64 ": give it a smaller window",
                          most, cap, beside);
     prefault_hold(pool->ready);
     pool_evict_idle(pool, want + beside, false);

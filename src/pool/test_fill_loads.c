@@ -238,10 +238,8 @@ static void hold(struct fill_load *load, int status, const char *message)
     sem_wait(&let_go);
 }
 
-/*
- * A thread that waits for a silent server has as much under way as it may beside idle threads, and was to be woken for the next load,
- * as all others were busy then: one that is idle by now takes it.
- */
+/* A thread that waits for a silent server has as much in flight as it may while other threads are idle. It
+ * was to be woken for the next load while all others were busy: one that is idle by now takes it. */
 static void test_loads_left_to_idle_threads(void **state)
 {
     enum { N = 4 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sources elsewhere, from a server that follows a script: what arrives, what is told of what does not, and that a wait can be ended. */
+/* Remote sources, from a server that follows a script: what arrives, the errors of what does not, and that a
+ * wait can be ended. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <fcntl.h>
@@ -160,7 +161,7 @@ static void test_gone(void **state)
     struct leat_error err;
     begin();
     int fd = index_here(5, tiny);
-    web_stop(&server); /* nobody there any more */
+    web_stop(&server); /* no server any more */
     struct fill *fill = fill_of(1, 0);
     struct wset *ws = testing_wset(fd, 1 * MIB);
     assert_int_equal(fill_start(fill, ws), 0);
@@ -225,7 +226,8 @@ static void check_both(const struct wset *ws, unsigned f, uint32_t seed)
     }
 }
 
-/* A small cold file here beside an object there: neither is checksummed before its bytes have come, nor believed if it changed. */
+/* A small cold local file beside a remote object: neither is checksummed before its bytes have come, nor
+ * believed if it changed. */
 static void test_local_beside_remote(void **state)
 {
     struct leat_error err;
@@ -255,7 +257,7 @@ static void test_local_beside_remote(void **state)
     web_stop(&server);
 }
 
-/* Dropped in the middle: nobody waits for a server that says nothing. */
+/* Dropped in the middle: no thread waits for a silent server. */
 static void test_cancelled(void **state)
 {
     begin();
@@ -346,7 +348,7 @@ static void test_verify_stopped(void **state)
     web_stop(&server);
 }
 
-/* A daemon that was told whom it may ask is not sent elsewhere. */
+/* A daemon with a list of allowed hosts does not follow a redirection. */
 static void test_redirected(void **state)
 {
     struct leat_error err = {0};
@@ -413,7 +415,7 @@ static void test_denied(void **state)
             assert_null(strstr(err.message, "of ours"));
         }
         wset_unref(ws);
-        /* Somebody opens it again with fresh ones. */
+        /* A client opens it again with fresh ones. */
         ws = testing_wset(index_of("s3://bucket/d", 5, mixed), 4 * MIB);
         ws->access = access_with("AKEY", "a secret of ours", expired ? "a token of ours" : NULL);
         struct access *fresh = access_with("AKEY", "another secret", "another token");

@@ -75,7 +75,7 @@ static void test_what_is_not_said_is_the_default(void **state)
     assert_int_equal(l.connections, 4096);
     assert_int_equal(l.handshakes, 1024);
     assert_int_equal(l.user_buffers_bytes, 512 * MIB);
-    /* Who has not shown the token cannot take all places, and lock this host's users out. */
+    /* Unauthenticated connections cannot take all places, and lock this host's users out. */
     l = (struct limits){.connections = 100, .handshakes = 200};
     limits_default(&l);
     assert_int_equal(l.handshakes, 25);

@@ -171,7 +171,7 @@ static int connect_to(struct wset *ws, struct net_rdma_peer **peer)
     return rc;
 }
 
-/* A host whose NIC comes after the first who asked for it: no is remembered for a while, not for ever. */
+/* A host whose NIC comes after the first request: a failure is remembered for a while, not for ever. */
 static void test_rails_that_come_late(void **state)
 {
     struct wset *ws;

@@ -260,7 +260,7 @@ static void test_ends_at_any_moment(void **state)
             free(m.objects);
         for (unsigned k = 0; k < i % 3; k++)
             loop_turn(x.loop, 0);
-        if (i == 39) { /* nobody waits for it: the pool does */
+        if (i == 39) { /* without a waiting user: the pool waits */
             pool_scan_end(x.scan);
             break;
         }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Verification: every resident sample's bytes are checksummed again and compared with what was recorded when they came; with
- * `source`, what the source gives now as well. A thread of its own, a window of samples at a time, and a sample that is larger in pieces; the set
- * stays in use. Samples that failed to load or are lost count as bad. The window is charged to the pool, as scratch is; one that is full leaves it WINDOW_LEAST, uncharged: who looks for damage is not
- * to need room first.
+ * Verification: every resident sample's bytes are checksummed again and compared with what was recorded when
+ * they came; with `source`, what the source gives now as well. A thread of its own, a window of samples at a
+ * time, and a sample that is larger in pieces; the set stays in use. Samples that failed to load or are lost
+ * count as bad. The window is charged to the pool, like scratch. A full pool leaves it WINDOW_LEAST,
+ * uncharged: a search for damage must not need room first.
  */
 #include "base/clock.h"
 #include "base/crc32c.h"
@@ -85,7 +86,7 @@ static void check_state(struct verify *v, uint64_t i)
     }
 }
 
-/* The CRC of a part that lies in this host's regions; false when some of it is elsewhere. */
+/* The CRC of a part that lies in this host's regions; false when some of it is remote. */
 static bool part_crc(const struct wset *ws, const struct index_part *part, uint32_t *ret_crc)
 {
     uint32_t crc = 0;
@@ -208,7 +209,7 @@ static uint64_t source_window(struct verify *v, uint64_t first, unsigned f)
         return i;
     int rc = load_range(v, begin, end);
     for (uint64_t k = first; k < i; k++) {
-        /* One that became resident meanwhile may lie outside of what was read. */
+        /* One that became resident since may lie outside of what was read. */
         if (part_of(v, k, f, &part) && part.address >= begin && part.address + part.bytes <= end &&
             (rc < 0 || crc32c(0, v->window + (part.address - begin), part.bytes) !=
                            v->ws->crc[k * index->header->nfields + f]))

@@ -25,7 +25,7 @@ static void done_on_loop(void *arg)
 static void post_done(struct work *w)
 {
     while (loop_post(w->pool->loop, done_on_loop, w) < 0)
-        usleep(10000); /* out of memory: who waits for it is still there */
+        usleep(10000); /* out of memory: the requester is still waiting */
 }
 
 static void *work_main(void *arg)

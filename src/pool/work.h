@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * work.h: what takes longer than clients may be kept waiting (validating and joining large indexes, backing regions with memory)
- * runs on a thread of its own, and comes back to the loop:
+ * work.h: work that takes too long for the loop (validating and joining large indexes, backing regions with
+ * memory) runs on a thread of its own, and returns to the loop:
  *
  *   loop: work_start ──▶ thread: run(work) ──▶ loop: done(work)
  *
