@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Queues and threads of fill.h. One lock guards every queue; it is held to pick work and to note that it ended, never during
- * I/O. A thread picks, in this order: loads (a client waits for a streamed sample), what else is waited for (fill_urgent.c), then the
- * next segment of the sets in turn. While it has remote loads under way it takes more of the same set (fill_load_join).
+ * Queues and threads of fill.h. One lock guards every queue; it is held to pick work and to note that it
+ * ended, never during I/O. A thread picks, in this order: loads (a client waits for a streamed sample), other
+ * samples that a client waits for (fill_urgent.c), then the next segment of the sets in turn. With remote
+ * loads in flight it takes more of the same set (fill_load_join).
  *
  * Invariants: a set is on `sets` while it has segments left and is not cancelled, or a thread is inside; it carries one reference
  * for that time. A segment's state moves TODO -> TAKEN -> DONE, before that any number of times TODO -> PARTLY -> TODO.
@@ -26,10 +27,8 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-/*
- * Loads that a thread has under way before idle ones take theirs, as connections are what a distant server needs, and at most: then it
- * leaves them to threads that are busy with something else.
- */
+/* Bytes of loads that a thread has in flight before idle threads take theirs, as a distant server needs
+ * connections; and at most, then it leaves them to threads that are busy with other work. */
 #define LOADS_SPREAD (8 * MIB)
 #define LOADS_BYTES  (64 * MIB)
 
@@ -76,7 +75,7 @@ static bool pick_segment(struct wset *ws, uint32_t *ret_segment)
     return true;
 }
 
-/* The segments behind `first` that are read with it, itself included. */
+/* How many segments from `first` on are read together. */
 static uint32_t run_of(const struct fill_thread *t, const struct wset *ws, uint32_t first)
 {
     const struct wset_segment *s = &ws->segments[first];
@@ -96,7 +95,7 @@ static bool decoder_free(const struct wset *ws)
     return ws->decoders == 0 || ws->decoding < ws->decoders;
 }
 
-/* Under the lock: is there a thread that streams ws, and is to be woken for its next load? */
+/* Under the lock: is there a thread that streams ws, and must be woken for its next load? */
 static bool join_wake(struct fill *fill, const struct wset *ws)
 {
     unsigned k = 0;
@@ -109,7 +108,7 @@ static bool join_wake(struct fill *fill, const struct wset *ws)
     return true;
 }
 
-/* A load leaves the queue: the thread that may take the next one saw it stand behind this one, and waits. */
+/* A load leaves the queue: the thread that may take the next one found it behind this one, and waits. */
 static void load_take(struct fill *fill, struct fill_load *load)
 {
     list_remove(&load->node);
@@ -154,7 +153,7 @@ static bool pick(struct fill_thread *t, struct fill_pick *ret)
     return false;
 }
 
-/* The bytes of a part so far, of which more is to come in this segment. bytes 0: none is open. */
+/* The bytes of a part so far; this segment has more of it. bytes 0: none is open. */
 struct open_part {
     uint64_t sample, offset, bytes;
     unsigned field;
@@ -199,7 +198,8 @@ static void report_part(void *user, uint64_t i, unsigned f, const struct index_p
         return;
     }
     bool continued = r->before.bytes && r->before.sample == i && r->before.field == f;
-    bool bad = fill_bad_in(r->thread, from, to); /* its memory may not be there: reading it would take it */
+    /* Its memory may not be there: reading it would allocate it */
+    bool bad = fill_bad_in(r->thread, from, to);
     if (!bad && !index_covered(&r->ws->index, from, bytes, &r->extent)) {
         bad = true; /* the index changed, and nothing was read here */
         fill_bad_add(r->thread, from, to, LEAT_CORRUPT, INDEX_DAMAGED);
@@ -243,7 +243,7 @@ static void note_bad(struct fill_thread *t, const struct wset *ws)
     memcpy(t->logged, t->bad[0].message, sizeof(t->logged));
 }
 
-/* ret_records: what other nodes are to hear of it. */
+/* ret_records: for other nodes. */
 static void segment_fill(struct fill_thread *t, struct wset *ws, const struct wset_segment *segment,
                          struct bytes_out *ret_records)
 {
@@ -301,10 +301,8 @@ static void files_fill(struct fill_thread *t, const struct fill_pick *p, struct 
     wset_note_pages(ws, region);
 }
 
-/*
- * All segments of the set have ended. A sample that still lacks bytes of this host would be waited for without end, since nothing
- * loads them: it fails. Only a fault of the daemon itself leads here.
- */
+/* All segments of the set have ended. A sample that still lacks bytes of this host fails: nothing loads them,
+ * and a client would wait without end. Only a fault of the daemon itself leads here. */
 static void settle(struct wset *ws, struct bytes_out *records)
 {
     uint64_t missed = 0, first = 0;
@@ -359,7 +357,8 @@ static void pick_ended(struct fill *fill, const struct fill_pick *p, struct byte
     pthread_mutex_unlock(&fill->lock);
     if (complete)
         settle(ws, records);
-    /* After it is marked done: who asks in between for all that is done (fill_segment_done) hears of it twice, not never. */
+    /* After it is marked done: a node that asks in between for all that is done (fill_segment_done) gets it
+     * twice, not never. */
     if (records->len && fill->config.ready)
         fill->config.ready(ws, records);
     bytes_out_fini(records);
@@ -368,7 +367,7 @@ static void pick_ended(struct fill *fill, const struct fill_pick *p, struct byte
         wset_unref(ws);
 }
 
-/* What the set paid for goes before the set may. */
+/* What was charged to the set goes before the set may. */
 static void decoder_done(struct fill_thread *t, struct wset *ws)
 {
     struct fill *fill = t->fill;
@@ -380,7 +379,7 @@ static void decoder_done(struct fill_thread *t, struct wset *ws)
     }
     pthread_mutex_lock(&fill->lock);
     ws->decoding--;
-    if (ws->decoders) /* whoever passed it over may take it now */
+    if (ws->decoders) /* a thread that passed it over may take it now */
         pthread_cond_signal(&fill->work);
     pthread_mutex_unlock(&fill->lock);
 }
@@ -405,7 +404,7 @@ struct fill_load *fill_load_join(struct fill_thread *t, const struct wset *ws, u
             break;
         load = NULL;
     }
-    /* One of another set waits no longer than for what is under way, should no other thread be free. */
+    /* A load of another set waits only for loads in flight, should no other thread be free. */
     const bool helped = fill->nidle && decoder_free(load ? load->ws : ws);
     bool ours = !load || load->ws == ws, room = loading_bytes < (helped ? LOADS_SPREAD : LOADS_BYTES);
     t->joins = !(load && ours) && room && loading_bytes > 0 ? ws : NULL;
@@ -446,7 +445,7 @@ static uint64_t wide_bytes(const struct fill_config *config)
     return align_down(MIN(WIDE_BYTES, all / MAX(config->threads, 1u)), REGION_HUGE_BYTES);
 }
 
-/* A reservation that would be refused is not asked for: operators count those as a full pool. */
+/* A reservation that would be refused is not tried: operators count refusals as a full pool. */
 uint8_t *fill_wide(struct fill_thread *t, uint64_t *ret_bytes)
 {
     struct budget *budget = t->fill->config.budget;
@@ -508,7 +507,7 @@ bool fill_remote_cancelled(struct fill_thread *t, const struct wset *ws)
     return over;
 }
 
-/* Under the lock: threads that wait for a server look whether they are to go on. */
+/* Under the lock: threads that wait for a server check whether to continue. */
 static void remote_wake(struct fill *fill)
 {
     for (unsigned k = 0; k < fill->nthreads; k++) {
@@ -687,7 +686,8 @@ void fill_free(struct fill *fill)
     free(fill);
 }
 
-/* Cuts [begin, end) of one region at multiples of segment_bytes, but never inside a chunked extent that fits, nor a small file, which would be opened twice. */
+/* Cuts [begin, end) of one region at multiples of segment_bytes, but never inside a chunked extent that fits,
+ * nor inside a small file, which would be opened twice. */
 static int segments_cut(struct fill *fill, struct wset *ws, uint64_t begin, uint64_t end, uint32_t *cap)
 {
     const struct index *index = &ws->index;

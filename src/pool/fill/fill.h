@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fill.h: the threads that bring sources into the pool. A working set's local addresses are cut into segments of some
- * MiB; each thread takes one, backs it with memory, reads its extents straight into place, checksums the parts in it while
- * they are warm, and reports them with wset_piece. What a client waits for goes first (fill_urgent.c). Streamed samples come
- * by the same road into staging memory (fill_load); a thread has many remote ones under way at a time.
+ * fill.h: the threads that bring sources into the pool. A working set's local addresses are cut into segments
+ * of some MiB; each thread takes one, backs it with memory, and reads its extents straight into place. It
+ * checksums the parts while they are in the cache, and reports them with wset_piece. Samples that a client
+ * waits for go first (fill_urgent.c). Streamed samples come the same way into staging memory (fill_load); a
+ * thread has many remote ones in flight at a time.
  *
  * Lifetime: a job is part of its working set; fill_start takes a reference that goes when the last segment has ended, or
  * after fill_cancel when no thread is inside.
@@ -21,19 +22,19 @@ struct region;
 struct budget;
 struct wset;
 
-/* How to open sources with the right rights: pool/source/source.h. */
+/* Opens sources with the caller's rights: pool/source/source.h. */
 struct source_opener;
 
 /* What a thread keeps of its scratch between one range and the next; more is charged to the set that needs it. */
 #define FILL_SCRATCH_KEPT (256 * KIB)
-/* What a sample fails with whose mapped index changed. */
+/* The error of a sample whose mapped index changed. */
 #define INDEX_DAMAGED "its index is damaged: open the dataset again"
 
 struct fill_config {
     unsigned threads;
     unsigned depth;          /* reads in flight per thread */
     const char *disk_engine; /* "auto", "uring", "worker" */
-    unsigned connections;    /* of each thread to one host elsewhere; 0: 16 */
+    unsigned connections;    /* of each thread to one remote host; 0: 16 */
     uint64_t segment_bytes;  /* 0: wset_segment_bytes */
     /* Tests: makes each thread's engine instead of disk_engine_new. */
     int (*engine_new)(unsigned depth, struct disk_engine **ret_engine);
@@ -42,12 +43,12 @@ struct fill_config {
     struct budget *budget;
     /* A segment of a set that spans nodes: what arrived, as READY records (wire/leat/proto.h). May take the buffer. Fill threads. */
     void (*ready)(struct wset *ws, struct bytes_out *records);
-    /* Something of this set became readable or failed: on a fill thread. */
+    /* Samples of this set became readable or failed: on a fill thread. */
     void (*advanced)(struct wset *ws);
 };
 
 int fill_new(const struct fill_config *config, struct fill **ret_fill, struct leat_error *err);
-/* Cancels everything and joins: no thread is left; what was asked for is only freed by fill_free. NULL is fine. */
+/* Cancels everything and joins: no thread is left; queued work is only freed by fill_free. NULL is fine. */
 void fill_stop(struct fill *fill);
 /* Stops, and frees. NULL is fine. */
 void fill_free(struct fill *fill);
@@ -81,11 +82,11 @@ struct fill_load {
     char *message;
 };
 void fill_load(struct fill *fill, struct fill_load *load);
-/* Loads no longer wait for a server: -ECANCELED, from now on. What waits for one ends before fill_stop. Any thread. */
+/* Loads no longer wait for a server: -ECANCELED, from now on. It ends before fill_stop. Any thread. */
 void fill_loads_cancel(struct fill *fill);
 
 struct index;
-/* What a thread takes while it reads for a set of which some lies elsewhere: its session's buffers. Charged to the set, as scratch. */
+/* What a thread needs while it reads for a partly remote set: its session's buffers. Charged as scratch. */
 uint64_t fill_remote_bytes(const struct index *index, unsigned connections);
 
 struct histogram;
@@ -94,10 +95,11 @@ struct histogram *fill_segment_times(struct fill *fill);
 
 struct fill_stats {
     uint64_t bytes_direct, bytes_buffered, bytes_decoded, files_opened, segments, errors;
-    /* from elsewhere; requests with their retries, those that were told to slow down, connections made */
+    /* remote: bytes; requests with their retries, those throttled, connections made */
     uint64_t bytes_remote, remote_requests, remote_retries, remote_throttled, remote_connections,
         remote_checked, remote_unchecked;
-    /* of our own store: by direct I/O and by the page cache, both in the above as well; read beside what was wanted, and left behind */
+    /* of this host's store: by direct I/O and by the page cache, both in the above as well; read in addition
+     * to what was wanted, and skipped */
     uint64_t bytes_stored, bytes_padding;
     uint64_t wide_bytes; /* bounce buffers that are charged now */
     const char *engine;  /* "uring" or "worker" */

@@ -11,7 +11,7 @@
 #define SOURCES_CACHED 8u
 #define RANGES_BAD_MAX 64u
 #define AHEAD_MAX      16u
-/* Of a thread: what cannot be read, or copied, straight to its place. */
+/* Of a thread: for bytes that cannot be read, or copied, straight to their place. */
 #define FILL_BOUNCE_BYTES     (1 * MIB)
 #define FILL_DIRECT_ALIGN_MAX 4096u /* a disk that asks for more is read through the page cache */
 #define FILL_MESSAGE          400u  /* an address may be long */
@@ -65,7 +65,8 @@ struct fill_file {
     uint32_t segment;
 };
 
-/* What a thread does next: a load; or of a set some files of one region; or else segments that lie one behind the other in a region. */
+/* The next work of a thread: a load; or some files of a set in one region; or else segments that lie one
+ * behind the other in a region. */
 struct fill_pick {
     struct fill_load *load;
     struct wset *ws;
@@ -96,18 +97,18 @@ struct fill_thread {
     uint8_t *wide;                      /* fill_wide() */
     struct fill_ahead ahead[AHEAD_MAX]; /* oldest first */
     unsigned nahead;
-    /* Everything of the range below `address` has arrived, or is in `bad`: it is checksummed while it is in the cache. NULL: who asked
-     * for the range looks when it is over. */
+    /* Everything of the range below `address` has arrived, or is in `bad`: it is checksummed while it is in
+     * the cache. NULL: the caller looks when the range is over. */
     void (*arrived)(void *user, uint64_t address);
     void *arrived_user;
     struct fill_bad bad[RANGES_BAD_MAX];
     unsigned nbad;
     uint64_t bad_offset;        /* in the file, where the last read failed; UINT64_MAX: it was not the read */
-    struct fill_remote *remote; /* sessions and reads of what lies elsewhere; NULL: none was met lately */
+    struct fill_remote *remote; /* sessions and reads of remote extents; NULL: there were none lately */
     struct backend *waits;      /* fill's lock: the session that the thread may be waiting for */
     const struct wset *joins;   /* fill's lock: waits is to be woken for a load of this set; NULL: for none */
     bool loading;               /* a load, and not a segment */
-    char logged[FILL_MESSAGE]; /* the last message: a large file that changed is not told of once a segment */
+    char logged[FILL_MESSAGE]; /* the last message: a changed large file is logged once, not once a segment */
 };
 
 /* Totals: relaxed atomics, readable while threads run. */
@@ -138,13 +139,14 @@ void fill_read_error(const struct fill_thread *t, const struct index *index, uin
                      char *why, size_t cap);
 /* The thread's bounce buffer, FILL_BOUNCE_BYTES at a border of FILL_DIRECT_ALIGN_MAX; NULL: no memory. */
 uint8_t *fill_bounce(struct fill_thread *t);
-/* What came to it, to its address. */
+/* Copies bytes out of it to their address. */
 int fill_bounce_out(struct fill_thread *t, const uint8_t *src, uint64_t address, uint64_t bytes);
-/* fill_large.c: r, a part of a RAW extent, to its place; whole: the range that is being read. False: some of it is bad. A source that refuses direct
- * reads has none from then on (traits.direct_align). */
+/* fill_large.c: r, a part of a RAW extent, to its place; whole: the range that is being read. False: some of
+ * it is bad. A source that refuses direct reads gets no more of them (traits.direct_align). */
 bool fill_large(struct fill_thread *t, const struct index *index, uint64_t extent, struct fill_source *source,
                 bool direct, const struct fill_range *whole, const struct fill_range *r);
-/* fill_urgent.c, under fill's lock: the queue of samples that are waited for; what of them a thread does next. -ENOMEM; false: nothing. */
+/* fill_urgent.c, under fill's lock: the queue of samples that clients wait for; a thread's next work for
+ * them. -ENOMEM; false: nothing. */
 int fill_urgent_plan(struct wset *ws);
 void fill_urgent_add(struct wset *ws, uint64_t i);
 bool fill_urgent_pick(struct wset *ws, unsigned threads, struct fill_pick *p);
@@ -157,10 +159,10 @@ bool fill_all_begun(const struct fill_thread *t, const struct wset *ws);
 /* Closes the cached sources. */
 void fill_sources_close(struct fill_thread *t);
 
-/* [begin, end) of extent e, which lies elsewhere, to dst: begins, or waits until it can. In the order of addresses. */
+/* [begin, end) of the remote extent e, to dst: begins, or waits until it can. In the order of addresses. */
 void fill_remote_add(struct fill_thread *t, struct wset *ws, const struct index_extent *e, uint64_t begin,
                      uint64_t end, uint8_t *dst, struct fill_counters *counters);
-/* Of the server of the set's sources, as far as this thread has met it: the least time until an answer begins. 0: not known. */
+/* Of the server of the set's sources, as this thread measured it: the least time to an answer. 0: unknown. */
 uint64_t fill_remote_first_byte_ns(const struct fill_thread *t, const struct wset *ws);
 bool fill_remote_busy(const struct fill_thread *t);
 /* Waits for all that was begun. `end` of the range. */
@@ -168,17 +170,18 @@ void fill_remote_finish(struct fill_thread *t, struct wset *ws, uint64_t end, st
 /* Loads of a set that is remote as a whole, until none is under way: this one, and those that fill_load_join gives. */
 void fill_remote_loads(struct fill_thread *t, struct wset *ws, struct fill_load *load,
                        struct fill_counters *counters);
-/* fill.c: the next load of ws, if it is that load's turn and there is room for it beside loading_bytes. Else NULL, and the thread is woken
- * for one that comes while there are some. */
+/* fill.c: the next load of ws, if it is that load's turn and there is room for it in addition to
+ * loading_bytes. Else NULL, and the thread is woken for a later one while it has some. */
 struct fill_load *fill_load_join(struct fill_thread *t, const struct wset *ws, uint64_t loading_bytes);
 /* fill.c: memory for its bytes. False: there is none, and it has ended. */
 bool fill_load_backed(struct fill_load *load);
 /* Are there sessions? Then fill_remote_close ends them. */
 bool fill_remote_open(const struct fill_thread *t);
 void fill_remote_close(struct fill_thread *t);
-/* fill.c: which session the thread may wait for from here on (NULL: none), so that it can be woken; and is it to go on? */
+/* fill.c: which session the thread may wait for from here on (NULL: none), so that it can be woken. */
 void fill_remote_waits(struct fill_thread *t, struct backend *backend);
 unsigned fill_connections(const struct fill_thread *t);
+/* fill.c: whether the thread must stop reading for ws. */
 bool fill_remote_cancelled(struct fill_thread *t, const struct wset *ws);
 
 #endif

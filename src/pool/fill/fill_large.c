@@ -6,11 +6,12 @@
  *   wanted          └───────────────────────┘
  *   read        bounce    in place  in place  bounce
  *
- * A block goes straight to its place where the memory there is aligned as the disk asks, and nothing else of the set lies in the block: else to
- * a bounce buffer of the thread, a slot a read, out of which what is wanted is copied. So the first and the last block of a range may be bounced, or,
- * where rows were placed at borders of pages and the disk wants more than the file's header leaves (docs/decisions/0111), all of them. A few
- * blocks, of a sample that is streamed, are bounced by one read where one of them has to be.
- * Through the page cache a block is a byte, and all is in place.
+ * A block goes straight to its place where the memory there is aligned as the disk asks, and nothing else of
+ * the set lies in the block. Otherwise it goes to a bounce buffer of the thread, a slot a read, and the
+ * wanted bytes are copied out. So the first and the last block of a range may be bounced. All blocks are,
+ * where rows are placed at borders of pages and the disk wants more than the file's header leaves
+ * (docs/decisions/0111). The few blocks of a streamed sample are bounced by one read where one of them has to
+ * be. Through the page cache a block is a byte, and all is in place.
  * Failure mode: a file that opens for direct I/O and then refuses the reads (EINVAL, EOPNOTSUPP: FUSE, overlays, network file systems) is read through the
  * page cache from there on, for as long as the thread has it open.
  *
@@ -48,7 +49,7 @@ struct large {
     uint64_t address;              /* of begin */
     uint8_t *dst;                  /* of begin */
     bool suits;                    /* blocks have their places where the disk can read to */
-    uint64_t room_begin, room_end; /* as far as in its place nothing else is */
+    uint64_t room_begin, room_end; /* nothing else lies in its place up to there */
     uint64_t next;                 /* from here on nothing was begun */
     uint8_t *slots;                /* NULL: none was needed yet */
     uint64_t slot_bytes;
@@ -58,7 +59,7 @@ struct large {
     struct large_read reads[READS_MAX];
 };
 
-/* What of [from, to) is wanted has not come. */
+/* Wanted bytes of [from, to) have not come. */
 static void missing(struct large *l, uint64_t from, uint64_t to, int rc)
 {
     char why[180];
@@ -166,7 +167,7 @@ static void submit_more(struct large *l)
     l->next = l->end;
 }
 
-/* Is it so little that it comes by one read, and not all of it in place? */
+/* Is the range so short that one read brings it, and not all of it in place? */
 static bool is_short(const struct large *l)
 {
     uint64_t first = align_down(l->begin, l->align), last = align_up(l->end, l->align);
@@ -179,7 +180,7 @@ static void room_find(struct large *l, uint64_t extent, const struct fill_range 
 {
     const struct index_extent *e = &l->index->extents[extent];
     uint64_t low = whole->begin, high = whole->end;
-    if (extent > 0) /* our own index is not looked through: it may be damaged, and claim anything */
+    if (extent > 0) /* our own index is not trusted here: it may be damaged, and claim anything */
         low = MIN(MAX(low, e[-1].address + e[-1].bytes), r->begin);
     if (extent + 1 < l->index->header->nextents)
         high = MAX(MIN(high, e[1].address), r->end);
@@ -187,7 +188,8 @@ static void room_find(struct large *l, uint64_t extent, const struct fill_range 
     l->room_end = l->end + (high - r->end);
 }
 
-/* Where all of a long range is bounced, as much in flight as the pool has room for. Loads are short, and come one by one. */
+/* Where all of a long range is bounced: as much in flight as the pool has room for. Loads are short, and come
+ * one by one. */
 static void slots_choose(struct large *l)
 {
     uint64_t bytes;

@@ -7,10 +7,10 @@
  *   cold and large  direct I/O through the engine, many in flight (fill_large.c)
  *   warm            the page cache has it: pread copies; no second copy of the file in memory
  *   chunk           stored bytes through filters to rows (dataset/)
- *   elsewhere       many at a time (fill_remote.c)
+ *   remote          many at a time (fill_remote.c)
  *
  * A source that is not what was indexed (size or mtime) spoils its samples: LEAT_STALE.
- * Failures: each bad range is noted with its reason and the rest goes on.
+ * Failures: each bad range is noted with its reason and the rest continues.
  */
 #include "base/fdio.h"
 #include "pool/fill/fill_internal.h"
@@ -82,7 +82,7 @@ void fill_sources_close(struct fill_thread *t)
         source_close(&t->sources[k]);
 }
 
-/* A path as messages have it: the end of a long one, which tells more. */
+/* A path for messages: of a long one its end, which identifies it better. */
 static const char *shown(const char *path, char buf[96])
 {
     size_t len = strlen(path);
@@ -101,8 +101,9 @@ static const char *source_shown(const struct index *index, uint64_t number, char
 }
 
 /*
- * 0, or LEAT_STALE when the file is not the one that was scanned: then the next opening scans anew. A network file system is made to ask its
- * server (one round trip): fstat would tell what it was told when the file was opened, or up to a minute ago.
+ * 0, or LEAT_STALE when the file is not the one that was scanned: the next opening then scans again. A
+ * network file system must ask its server (one round trip): fstat alone may return attributes from the open,
+ * or up to a minute old.
  */
 static int source_check(const struct wset *ws, uint64_t number, int fd, char *why, size_t why_cap)
 {
@@ -126,7 +127,7 @@ static int source_check(const struct wset *ws, uint64_t number, int fd, char *wh
     return LEAT_STALE;
 }
 
-/* Not looked at yet: the caller checks, before it relies on the file or, better, once it has read. */
+/* Not checked yet: the caller checks before it relies on the file or, better, once it has read. */
 static int source_open_number(struct wset *ws, uint64_t number, const struct source_opener *opener,
                               struct fill_counters *counters, char *why, size_t why_cap)
 {
@@ -251,8 +252,8 @@ void fill_read_error(const struct fill_thread *t, const struct index *index, uin
         snprintf(why, cap, "cannot put %s into memory: %s", name, strerror(-rc));
 }
 
-/* A small file has been read, or `code` says why not. Only now is it compared with what was indexed: whatever was written to it
- * before or while we read shows. Closes it. */
+/* A small file has been read, or `rc` has the reason why not. It is compared with what was indexed only now:
+ * changes before or during the read show. Closes it. */
 static void small_end(struct fill_thread *t, const struct fill_ahead *a, int rc,
                       struct fill_counters *counters)
 {
@@ -309,7 +310,7 @@ static void read_small(struct fill_thread *t, struct wset *ws, const struct inde
     t->ahead[t->nahead++] = a;
 }
 
-/* The reads of a large file are over: with an error, or for good unless it was rewritten in place meanwhile. */
+/* The reads of a large file are over: with an error, or for good unless it was rewritten in place since. */
 static void read_raw_end(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
                          const struct fill_source *s, const struct fill_range *r, int rc,
                          _Atomic uint64_t *counter)
@@ -325,15 +326,15 @@ static void read_raw_end(struct fill_thread *t, struct wset *ws, const struct in
         atomic_fetch_add_explicit(counter, r->end - r->begin, memory_order_relaxed);
 }
 
-/* Not while small files below are still to be read: they all tell when the range is over. What lies elsewhere tells by itself. */
+/* Not while small files below are still to be read: they report at the range's end, remote ones at once. */
 static void arrived(struct fill_thread *t, uint64_t address)
 {
     if (t->arrived && t->nahead == 0 && !fill_remote_busy(t))
         t->arrived(t->arrived_user, address);
 }
 
-/* A large file that the page cache has, piece by piece: each is compared with what was indexed and handed on while the CPU's cache
- * has it; of a network file system all at once, as comparing takes a round trip. */
+/* A large file in the page cache, piece by piece: each is compared with what was indexed, and handed on while
+ * it is in the CPU's cache. Of a network file system all at once, as comparing takes a round trip. */
 static void read_warm(struct fill_thread *t, struct wset *ws, const struct index_extent *e,
                       const struct fill_source *s, const struct fill_range *r, struct fill_counters *counters)
 {
@@ -367,7 +368,7 @@ static void read_raw(struct fill_thread *t, struct wset *ws, uint64_t extent, co
         direct = s->fd_direct >= 0;
     }
     bool read = fill_large(t, &ws->index, extent, s, direct, whole, r);
-    /* Not only when idle: who sees the set complete finds little charged for reading it. */
+    /* Not only when idle: a reader that sees the set complete finds little charged for reading it. */
     if (t->wide && fill_all_begun(t, ws))
         fill_wide_give(t);
     direct = direct && s->traits.direct_align; /* else it was refused */

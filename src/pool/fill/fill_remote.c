@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What of a range lies elsewhere. Its extents become reads of a backend session, straight into their place in the pool; the session cuts
- * large ones and sends many small ones at a time:
+ * The remote part of a range. Its extents become reads of a backend session, straight into their place in the
+ * pool. The session cuts large ones and sends many small ones at a time:
  *
  *   fill_remote_add ──▶ a free slot ──▶ backend_submit ...  (no slot free: wait for one)
- *   fill_remote_finish ──▶ wait for all; what has arrived without a gap is handed on while the rest is under way
+ *   fill_remote_finish ──▶ wait for all; what has arrived without a gap is handed on while the rest is in flight
  *
  * Loads are many at a time, without an order between them:
  *
  *   fill_remote_loads ──▶ load_ask: reads for the free slots ──▶ fill_load_join: the next load ──▶ wait for a read ──▶ load_less: done()
  *
- * Each thread has sessions of its own, one for each way of access that it met lately; they close when it has had nothing to do for a while.
- * Failure modes: what a read ends with becomes a bad range with the backend's message, which names address, range and cause. A set that is
- * dropped, or a daemon that ends, wakes the wait (fill_remote_wake); the session is closed then, as nothing may be written to the
- * destination any more. Invariants: READS_MAX reads at most, so that their memory has a bound; a slot is free or under way, and none is
- * under way between ranges; a load is the caller's again when the asking for it, and each of its reads, is over.
+ * Each thread has sessions of its own, one for each access that it used lately; they close when it has been
+ * idle for a while.
+ * Failure modes: the error of a read becomes a bad range with the backend's message, which names address,
+ * range and cause. Dropping the set, or ending the daemon, wakes the wait (fill_remote_wake). The session is
+ * closed then, as nothing may be written to the destination any more.
+ * Invariants: READS_MAX reads at most, which bounds their memory. A slot is free or in flight, and none is in
+ * flight between ranges. A load returns to the caller when its requests, and each of its reads, are over.
  */
 #include "pool/fill/fill_internal.h"
 
@@ -193,7 +195,8 @@ static void session_leave(struct fill_remote *r)
     r->session = NULL;
 }
 
-/* Until a read has ended, or for less; how many did. Negative: given up. No read touches its destination from then on. */
+/* Waits until a read has ended, or less; returns how many did. Negative: cancelled, and no read touches its
+ * destination from then on. */
 static int session_wait(struct fill_remote *r, const struct wset *ws, struct fill_counters *counters)
 {
     struct read_session *s = r->session;
@@ -207,7 +210,8 @@ static int session_wait(struct fill_remote *r, const struct wset *ws, struct fil
     return n;
 }
 
-/* Until there are at most `busy` reads, and at most `behind` since the first that has not ended. False: given up, and there is none. */
+/* Waits until there are at most `busy` reads, and at most `behind` since the first that has not ended. False:
+ * cancelled, and none is left. */
 static bool wait_for(struct fill_remote *r, struct wset *ws, unsigned busy, uint64_t behind, uint64_t walked,
                      struct fill_counters *counters)
 {
@@ -314,7 +318,7 @@ void fill_remote_finish(struct fill_thread *t, struct wset *ws, uint64_t end, st
 
 /* --- loads ------------------------------------------------------------------------------------------------------------------- */
 
-/* The first failure counts; no more of it is asked for. */
+/* The first failure counts; no more of the load is requested. */
 static void load_spoil(struct fill_load *load, int rc, const char *why)
 {
     if (load->status == 0) {
@@ -323,7 +327,7 @@ static void load_spoil(struct fill_load *load, int rc, const char *why)
     }
 }
 
-/* Of its reads, or of the asking for them, one is over. The last gives it back to the caller. */
+/* One of its reads, or the request loop, is over. The last returns it to the caller. */
 static void load_less(struct fill_remote *r, struct fill_load *load)
 {
     if (--load->inside > 0)
@@ -382,7 +386,7 @@ static bool load_begin(struct fill_remote *r, struct fill_load *load)
     if (!fill_load_backed(load))
         return false;
     load->next = load->address;
-    load->inside = 1; /* the asking */
+    load->inside = 1; /* the request loop */
     load->status = 0;
     load->message = NULL;
     r->loading_bytes += load->bytes;

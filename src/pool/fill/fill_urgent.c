@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a client waits for goes first: the samples that fill_urgent() was called with, in its order.
+ * Samples that a client waits for go first: those that fill_urgent() was called with, in its order.
  *
- * A batch of a shuffled epoch is files from all over a folder. So a sample that is a file of its own is read alone, some at a time, and
- * its segment is TODO again afterwards: the thread that takes all of it leaves out what is there. Of any other sample the segments come
- * whole.
+ * A batch of a shuffled epoch is files from all over a folder. So a sample that is a file of its own is read
+ * alone, some at a time, and its segment is TODO again afterwards: the thread that takes all of it leaves out
+ * what is there. Other samples come with their whole segments.
  *
- * Invariant: a segment has one thread inside at a time. A file whose segment is busy with other files stays in the queue.
+ * Invariant: a segment has one thread inside at a time. A file whose segment is busy with other files stays
+ * in the queue.
  */
 #include "pool/fill/fill_internal.h"
 #include "pool/set/wset.h"
@@ -77,7 +78,7 @@ static bool is_inside(const struct fill_pick *p, uint32_t s)
     return k < p->nfiles;
 }
 
-/* What is to be done for a part of a sample; *ret_file: where, of ALONE and WHOLE. */
+/* The work for a part of a sample; *ret_file: where, of ALONE and WHOLE. */
 static enum verdict look_at(const struct wset *ws, uint64_t i, unsigned f, const struct index_part *part,
                             const struct fill_pick *p, struct fill_file *ret_file)
 {
@@ -128,7 +129,7 @@ void fill_urgent_add(struct wset *ws, uint64_t i)
 
 bool fill_urgent_pick(struct wset *ws, unsigned threads, struct fill_pick *p)
 {
-    /* A share of them, so that the last ones are not one thread's alone. */
+    /* A share of them, so that the last ones are spread over threads. */
     unsigned most = MIN(MAX(ws->nurgent / threads, 1u), FILL_FILES_MAX);
     uint32_t kept = 0, at = 0;
     bool whole = false;

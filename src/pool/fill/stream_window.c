@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A range of samples becomes runs of addresses (neighbouring parts merged, widened to whole blocks where the layout allows, so
- * that direct I/O fits), each run gets a place in the window congruent to its address modulo 4096, and a fill_load brings it.
- * When its bytes are there the fill thread checksums the samples: the first time that is what later reads are compared with.
+ * A range of samples becomes runs of addresses (neighbouring parts merged, widened to whole blocks where the
+ * layout allows, so that direct I/O fits). Each run gets a place in the window congruent to its address
+ * modulo 4096, and a fill_load brings it. When its bytes are there the fill thread checksums the samples; the
+ * first checksum is what later reads are compared with.
  *
- * The window is a ring: a new place is looked for from behind the last one on, and what nobody holds there goes, oldest first;
- * what somebody holds, or what is still loading, is stepped over. So finding a place costs what it makes room for, however
- * many thousands of small samples are in the window, and neighbours in time are neighbours in the window.
+ * The window is a ring. The search for a place begins behind the last one and frees unused entries there,
+ * oldest first; entries with holders, or still loading, are skipped. So finding a place costs as much as the
+ * room that it frees, however many small samples are in the window. Neighbours in time are neighbours in the
+ * window.
  */
 #include "pool/fill/stream_window.h"
 
@@ -147,7 +149,7 @@ void stream_window_free(struct stream_window *st)
     free(st);
 }
 
-/* -EAGAIN: the room is held or being filled, wherever one looks. */
+/* -EAGAIN: all the room is held or being filled. */
 static int place_find(struct stream_window *st, uint64_t address, uint64_t bytes,
                       struct stream_window_entry *entry, uint64_t *ret_offset)
 {
@@ -307,7 +309,7 @@ static void load_ended(void *arg)
     }
     if (--entry->loading == 0) {
         entry->state = entry->code ? STREAM_WINDOW_FAILED : STREAM_WINDOW_READY;
-        /* Its readers may let go of it in ready(): it stays until that is over. */
+        /* Its readers may release it in ready(): it stays until that is over. */
         entry_hold(entry);
         entry->window->ready(ws);
         stream_window_put(entry);
@@ -379,7 +381,7 @@ int stream_window_get(struct stream_window *st, uint64_t first, uint64_t count,
     entry->next_in_bucket = *bucket_of(st, first, count);
     *bucket_of(st, first, count) = entry;
     st->held_bytes += entry->bytes;
-    /* Held up until every load is queued: the first may end before the last is begun. */
+    /* Incremented until every load is queued: the first may end before the last is begun. */
     entry->loading = 1;
     for (uint32_t k = 0; k < entry->nruns && rc == 0; k++)
         rc = run_load(st, entry, &entry->runs[k]);

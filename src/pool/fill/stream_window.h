@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stream_window.h: the window of a working set that is larger than its share of the pool. Ranges of samples are loaded into one
- * staging region, shared by all readers who ask for the same range while it is there, kept while somebody holds it, and after
- * that until the room is needed (oldest first). Belongs to the control loop; loading happens on fill threads.
+ * stream_window.h: the window of a working set that is larger than its share of the pool. Ranges of samples
+ * are loaded into one staging region and shared by all readers that request the same range. A range stays
+ * while it has holders, and after that until the room is needed (oldest first). Belongs to the control loop;
+ * loading happens on fill threads.
  */
 #ifndef POOL_FILL_STREAM_WINDOW_H
 #define POOL_FILL_STREAM_WINDOW_H
@@ -43,10 +44,8 @@ void stream_window_free(struct stream_window *st);
 uint64_t stream_window_table_bytes(uint64_t window_bytes);
 const struct region *stream_window_region(const struct stream_window *st);
 
-/*
- * An entry for samples [first, first + count), with a reference. It may still be LOADING. LEAT_NO_SPACE: larger than the window;
- * -EAGAIN: the room is held by readers now; -ENOMEM.
- */
+/* An entry for samples [first, first + count), with a reference. It may still be LOADING. LEAT_NO_SPACE:
+ * larger than the window; -EAGAIN: the room is held by readers now; -ENOMEM. */
 int stream_window_get(struct stream_window *st, uint64_t first, uint64_t count,
                       struct stream_window_entry **ret_entry);
 void stream_window_put(struct stream_window_entry *entry);

@@ -518,7 +518,8 @@ static void on_ready(struct wset *ws, struct bytes_out *records)
         atomic_fetch_add(&catchup.early, 1);
 }
 
-/* Other nodes are told of a segment after it counts as done: one that asks for all that is done meanwhile must not miss it. */
+/* Other nodes get a segment after it counts as done: a node that asks at that moment for all that is done
+ * must not miss it. */
 static void test_told_when_done(void **state)
 {
     struct leat_error err;

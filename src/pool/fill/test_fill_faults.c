@@ -32,7 +32,7 @@ static void advanced(struct wset *ws)
     (void)ws;
 }
 
-/* A file system whose server knows that a file was written again, and which tells that to those alone who make it ask. */
+/* A file system whose server knows that a file was written again, and reports it only when it is asked. */
 static _Atomic bool rewritten;
 
 int statx(int dirfd, const char *restrict path, int flags, unsigned mask, struct statx *restrict st)
@@ -241,7 +241,8 @@ static int dropping_engine(unsigned depth, struct disk_engine **ret_engine)
     return 0;
 }
 
-/* What arrives after the memory was taken away takes none, although somebody still has the set open: its reservation is gone. */
+/* Bytes that arrive after the memory was taken away take none, although a client still has the set open: its
+ * reservation is gone. */
 static void test_given_up(void **state)
 {
     (void)state;

@@ -258,7 +258,7 @@ static void load_done(struct fill_load *load, int status, const char *message)
     sem_post(&l->over);
 }
 
-/* [begin, +bytes) of the addresses to somewhere: as they should be, and nothing beside them is touched. */
+/* Loads [begin, +bytes) of the addresses: bytes are right, and nothing around them is touched. */
 static void load_range(struct fill *fill, struct wset *ws, uint64_t begin, uint64_t bytes, uint64_t phase)
 {
     enum { BESIDE = 8192 };

@@ -304,7 +304,7 @@ static void on_ready(struct wset *ws, struct bytes_out *records)
     }
 }
 
-/* A node that came after a file was read alone hears of it with its segment. */
+/* A node that came after a file was read alone gets it with its segment. */
 static void test_told_again(void **state)
 {
     struct fill *fill = fill_of(1, 0, on_ready);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The window of a streamed set: what is loaded, where it lies, who shares it, what goes when there is no room. One loop in this
- * thread, real files, a real fill thread; how much was read is seen from the totals of fill.
+ * The window of a streamed set: what is loaded, where it lies, which readers share it, what goes when there
+ * is no room. One loop in this thread, real files, a real fill thread; fill's totals show how much was read.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -184,7 +184,7 @@ static void test_room(void **state)
     check(ws, a);
     check(ws, b);
     check(ws, c);
-    /* The one in the middle is let go: the fourth lies there. */
+    /* The middle one is released: the fourth takes its place. */
     uint64_t place = b->runs[0].offset, before = bytes_read();
     stream_window_put(b);
     d = get(ws, 150, 7);
@@ -193,7 +193,7 @@ static void test_room(void **state)
     check(ws, a);
     check(ws, c);
     assert_true(bytes_read() > before);
-    /* The ring goes on behind the fourth: c makes room though a is older, and a stays. */
+    /* The ring continues behind the fourth: c makes room though a is older, and a stays. */
     stream_window_put(a);
     stream_window_put(c);
     b = get(ws, 50, 7);
@@ -215,7 +215,7 @@ static void test_room(void **state)
     release(ws);
 }
 
-/* What loads is not replaced, though nobody waits for it any more. */
+/* A loading entry is not replaced, though its last waiter has left. */
 static void test_let_go_while_loading(void **state)
 {
     struct wset *ws = streamed("a.npy", 128 * KIB);
@@ -298,7 +298,7 @@ static void test_failed_is_not_kept(void **state)
     assert_int_equal(one->state, STREAM_WINDOW_FAILED);
     assert_int_equal(one->code, LEAT_STALE);
     assert_non_null(strstr(one->message, "f.npy changed after it was indexed"));
-    /* Asked again while somebody still looks at the failure: it is tried again. */
+    /* Requested again while a reader still looks at the failure: it is tried again. */
     touch("f.npy", 1000);
     two = get(ws, 0, 4);
     assert_ptr_not_equal(one, two);
@@ -328,7 +328,7 @@ static void test_index_changes_underneath(void **state)
     release(ws);
 }
 
-/* A source that was rewritten with its times put back: the second reading says so. */
+/* A source that was rewritten with its times put back: the second reading reports it. */
 static void test_reads_differently(void **state)
 {
     touch("f.npy", 1000);
@@ -350,7 +350,7 @@ static void test_reads_differently(void **state)
     release(ws);
 }
 
-/* What the fill threads allocate meanwhile counts as well: what is refused there is told in the entry. */
+/* Allocations of the fill threads count as well: the entry has their error. */
 static void test_allocations(void **state)
 {
     struct wset *ws = streamed("a.npy", 64 * KIB);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* testing.h: objects on a server that follows a script, as sources of sets; and fills of them. Whatever goes wrong here fails the test. */
+/* testing.h: objects on a server that follows a script, as sources of sets; and fills of them. Errors in here
+ * fail the running test. */
 #ifndef POOL_FILL_TESTING_H
 #define POOL_FILL_TESTING_H
 
