@@ -22,7 +22,7 @@ static int mount_detached(void)
     AUTO_CLOSE int fs = (int)syscall(SYS_fsopen, "tmpfs", FSOPEN_CLOEXEC);
     if (fs < 0)
         return -errno;
-    /* The pool's reservations bound what is in it. */
+    /* The pool's reservations bound its contents. */
     static const char *const options[][2] = {
         {"huge", "always"}, {"size", "0"}, {"nr_inodes", "0"}, {"mode", "0700"}};
     for (unsigned k = 0; k < ARRAY_LEN(options); k++) {
@@ -103,7 +103,7 @@ static int mount_in_child(void)
     return dir;
 }
 
-/* It must take files, and give the memory of a huge page: a container may allow the mount and not the rest. */
+/* It must take files, and give a huge page of memory: a container may allow the mount and nothing else. */
 static int try_file(int dir)
 {
     AUTO_CLOSE int fd = openat(dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hugefs.h: a private tmpfs with huge=always, for regions on hosts whose shmem_enabled keeps huge pages from memfds (the default of
- * most distributions). It is mounted nowhere: fsmount(2) gives a detached mount, whose descriptor is all there is; files in it
- * are O_TMPFILE, so nothing has a name and everything goes with its last descriptor, kill -9 included.
+ * hugefs.h: a private tmpfs with huge=always, for regions on hosts whose shmem_enabled keeps huge pages from
+ * memfds (the default of most distributions). It is mounted nowhere: fsmount(2) gives a detached mount, known
+ * by its descriptor only. Files in it are O_TMPFILE: nothing has a name, and everything goes with its last
+ * descriptor, kill -9 included.
  */
 #ifndef POOL_REGION_HUGEFS_H
 #define POOL_REGION_HUGEFS_H

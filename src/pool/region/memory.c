@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much memory this host, and the control group we live in, leave us. */
+/* How much memory this host, and the control group of this process, allow. */
 #include "pool/region/memory.h"
 
 #include "base/fdio.h"

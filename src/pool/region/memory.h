@@ -5,7 +5,7 @@
 
 #include "base/base.h"
 
-/* Host memory that can still be taken without pressing on others: MemAvailable and the cgroup's (v1 or v2) headroom. */
+/* Host memory that can be taken without pressure on others: MemAvailable and the cgroup's headroom. */
 uint64_t pool_memory_available(void);
 /* The cap of a daemon without one in its configuration: half of what is available. */
 uint64_t pool_default_cap(void);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The maker takes a reservation for a step of 2 MiB, backs it with the lock open, and so on until the stock is full or what it was allowed
- * is used up. What the stock is made of: whole regions; and, where there is more than one region's worth, a ladder of regions
- * that are ready in a half, a quarter, ... of theirs, for the last region of a set, which is seldom whole: cutting a whole
- * one to that would throw away what is behind.
+ * The maker takes a reservation for a step of 2 MiB and backs it without the lock. It repeats this until the
+ * stock is full or its allowance is used up. The stock has whole regions and, where there is more than one
+ * region's worth, a ladder of regions prefaulted to a half, a quarter, ... of their size. These serve the
+ * last region of a set, which is seldom whole: cutting a whole one would waste the rest.
  *
- * Failures: no reservation or no memory for a step ends what was allowed; the pool asks again later. A region is in `stock` or has been
- * taken, and who takes one takes it out, so that none can serve twice.
+ * Failures: no reservation or no memory for a step ends the allowance; the pool asks again later. A region is
+ * in `stock` or has been taken, and taking removes it, so that none can serve twice.
  *
- * The maker runs as SCHED_IDLE, where the kernel lets it be raised again (CAP_SYS_NICE, or RLIMIT_NICE of 20): whoever needs the
- * lock, or the end of the step, does that first, as the control loop must not wait for the host to be idle. Elsewhere SCHED_BATCH.
+ * The maker runs as SCHED_IDLE, where the kernel lets it be raised again (CAP_SYS_NICE, or RLIMIT_NICE of
+ * 20): a thread that needs the lock, or the end of the step, raises it first. The control loop must not wait
+ * for the host to be idle. Without that right it runs as SCHED_BATCH.
  */
 #include "pool/region/prefault.h"
 
@@ -34,7 +35,7 @@ struct stocked {
 struct prefault {
     struct prefault_config config;
     _Atomic uint64_t bytes, made_bytes, taken_bytes, given_up_bytes;
-    _Atomic unsigned waiting; /* for the lock: the maker keeps its priority meanwhile */
+    _Atomic unsigned waiting; /* for the lock: the maker keeps its priority then */
     pthread_t thread;
     bool started, idles;
     pthread_mutex_t lock;
@@ -102,7 +103,7 @@ static bool has_rung(const struct prefault *r, uint64_t bytes)
     return false;
 }
 
-/* How much of a next region is to be made ready; 0: the stock is complete. */
+/* How much of the next region is to be prefaulted; 0: the stock is complete. */
 static uint64_t want_next(const struct prefault *r)
 {
     uint64_t region = r->config.region_bytes, target = r->config.bytes, have = wanted(r);
@@ -118,7 +119,7 @@ static uint64_t want_next(const struct prefault *r)
     return MIN(left, region);
 }
 
-/* The region that the next step goes into; NULL: nothing to do, or nothing that may be done. */
+/* The region that the next step goes into; NULL: nothing to do, or nothing is allowed. */
 static struct stocked *next_to_make(struct prefault *r)
 {
     if (r->allowed_bytes == 0)
@@ -135,7 +136,7 @@ static struct stocked *next_to_make(struct prefault *r)
     int rc = region_new(&r->config.pages, r->config.region_bytes, 0, r->config.budget, &region, &err);
     if (rc < 0) {
         if (rc != r->told)
-            log_warning("no memory is made ready: %s", err.message);
+            log_warning("no memory is prefaulted: %s", err.message);
         r->told = rc;
         r->allowed_bytes = 0;
         return NULL;
@@ -158,10 +159,10 @@ static void remove_at(struct prefault *r, unsigned k)
 static void step_failed(struct prefault *r, struct region *region, uint64_t step, int rc)
 {
     if (rc != r->told)
-        log_info("no more memory can be made ready for now: %s", strerror(-rc));
+        log_info("no more memory can be prefaulted for now: %s", strerror(-rc));
     r->told = rc;
     r->allowed_bytes = 0;
-    /* What was got of the step goes; used_bytes first, as a reader of both counts reservations. */
+    /* Memory of the step goes; used_bytes first, as a reader of both counts reservations. */
     account(r, region, -(int64_t)step);
     region_trim(region, region->used_bytes);
     budget_release(r->config.budget, step);
@@ -205,7 +206,7 @@ static void *maker_main(void *arg)
         else
             pthread_cond_wait(&r->work, &r->lock);
         if (atomic_load(&r->waiting) > 0) {
-            /* A lock that is let go and taken again at once would keep others out. */
+            /* Releasing the lock and taking it again at once would keep other threads out. */
             pthread_mutex_unlock(&r->lock);
             sched_yield();
             pthread_mutex_lock(&r->lock);
@@ -236,7 +237,7 @@ int prefault_new(const struct prefault_config *config, struct prefault **ret_rea
     int rc = r->stock ? -pthread_create(&r->thread, NULL, maker_main, r) : -ENOMEM;
     if (rc < 0) {
         prefault_free(r);
-        return error_sys(err, rc, "cannot start the thread that makes memory ready");
+        return error_sys(err, rc, "cannot start the thread that prefaults memory");
     }
     r->started = true;
     *ret_ready = r;
@@ -278,7 +279,7 @@ static void hold(struct prefault *r)
 {
     r->allowed_bytes = 0;
     while (r->making) {
-        /* Again and again: it may have gone idle just behind our back, and then waits for the whole host to do so. */
+        /* Repeatedly: the maker may have gone idle just now, and would wait for the whole host. */
         if (r->idles)
             policy_set(r->thread, SCHED_OTHER);
         cond_wait_until(&r->idle, &r->lock, clock_now_ns() + AGAIN_NS);
@@ -294,7 +295,7 @@ void prefault_hold(struct prefault *r)
     leave(r);
 }
 
-/* The least that is enough, else the most that there is; nstock when there is nothing. */
+/* The least that is enough, else the most; nstock when there is nothing. */
 static unsigned best_for(const struct prefault *r, uint64_t used_bytes)
 {
     unsigned best = r->nstock;

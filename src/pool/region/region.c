@@ -57,8 +57,9 @@ static int file_new(struct region *r, const struct region_source *source, struct
         return error_sys(err, -errno, "cannot create a region of %" PRIu64 " bytes", r->bytes);
     if (ftruncate(r->fd, (off_t)r->bytes) < 0)
         return error_sys(err, -errno, "cannot size a region of %" PRIu64 " bytes", r->bytes);
-    /* Sealed in size, a mapping can never run past the end of the file. A tmpfs file knows no seals; but nobody else can ever
-     * write or truncate it: it has no name, and what leaves the daemon is open for reading only. */
+    /* Sealed in size, a mapping can never run past the end of the file. A tmpfs file has no seals, but no
+     * other process can ever write or truncate it: it has no name, and descriptors that leave the daemon are
+     * read-only. */
     if (r->pages != REGION_HUGEFS && fcntl(r->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
         return error_sys(err, -errno, "cannot seal a region");
     return 0;
@@ -81,7 +82,7 @@ int region_new(const struct region_source *source, uint64_t bytes, uint64_t used
     char path[64];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", r->fd);
     r->fd_ro = open(path, O_RDONLY | O_CLOEXEC);
-    /* Read-only for everybody, also for another user who re-opens by /proc what we pass: a memfd is born 0777. */
+    /* Read-only for every user, also for one that re-opens by /proc what we pass: a memfd is born 0777. */
     if (r->fd_ro < 0 || fchmod(r->fd, 0400) < 0) {
         rc = error_sys(err, -errno, "cannot re-open a region read-only");
         goto fail;
@@ -133,7 +134,7 @@ int region_prepare(struct region *r, uint64_t bytes)
     int rc = region_reserve(r, from, bytes);
     if (rc < 0)
         return rc;
-    /* What fallocate gave is cleared only when it is touched. */
+    /* Memory from fallocate is cleared only when it is touched. */
     if (madvise(r->addr + from, bytes, MADV_POPULATE_WRITE) < 0) {
         if (errno != EINVAL) /* before 5.14 */
             return errno == EFAULT ? -ENOSPC : -errno;
@@ -172,7 +173,7 @@ void region_give_up(struct region *r)
 {
     if (atomic_load(&r->refs) > 1)
         return;
-    net_rdma_slot_close(&r->rdma); /* or NICs would go on reading (and holding) the pages */
+    net_rdma_slot_close(&r->rdma); /* or NICs would continue to read (and hold) the pages */
     atomic_store(&r->given_up, true);
     region_punch(r);
     if (r->budget)
@@ -180,7 +181,7 @@ void region_give_up(struct region *r)
     r->budget = NULL;
 }
 
-/* Who does not see that it was given up has written before it was, and that was punched out. */
+/* A writer that does not see given_up wrote before it was set, and that was punched out. */
 void region_written(struct region *r)
 {
     if (atomic_load(&r->given_up))
@@ -216,7 +217,7 @@ struct pagemap_range {
 #define PAGEMAP_SCAN_CALL _IOWR('f', 16, struct pagemap_scan)
 #define PAGEMAP_IS_HUGE   (1u << 6)
 
-/* 1: a huge page maps part of the range; 0: none; -errno: the kernel does not tell this way. */
+/* 1: a huge page maps part of the range; 0: none; -errno: the kernel lacks this ioctl. */
 static int scan_for_huge(const uint8_t *addr, uint64_t bytes)
 {
     AUTO_CLOSE int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);

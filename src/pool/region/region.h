@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * region.h: a memory region: a memfd (or a nameless file in a tmpfs of our own, for huge pages) that the daemon maps read-write and passes on re-opened read-only. It belongs to
- * one working set for its whole life (several versions of it may share it); it is never used again for another.
+ * region.h: a memory region: a memfd (or a nameless file in a tmpfs of our own, for huge pages), which the
+ * daemon maps read-write and passes on re-opened read-only. It belongs to one working set for its whole life
+ * (several versions of it may share it), and is never used for another.
  */
 #ifndef POOL_REGION_H
 #define POOL_REGION_H
@@ -21,7 +22,7 @@ struct region_source {
     bool huge;    /* ask for huge pages */
     int huge_dir; /* hugefs_open, or -1 */
 };
-/* What a region of `bytes` gets: regions smaller than a huge page get base pages. */
+/* The pages of a region of `bytes`: regions smaller than a huge page get base pages. */
 enum region_pages region_pages(const struct region_source *source, uint64_t bytes);
 /* "memfd", "memfd, huge pages advised", "private tmpfs with huge pages". */
 const char *region_pages_name(enum region_pages pages);
@@ -61,7 +62,7 @@ void region_punch(struct region *r);
 /* The same for a region of a set that ends by force, and its reservation goes back too; not when another version of the set has it.
  * Control loop. */
 void region_give_up(struct region *r);
-/* Any thread that has written to it for a set: what it brought back after the region was given up goes again. */
+/* For a thread that has written to the region: frees pages that it brought back after region_give_up. */
 void region_written(struct region *r);
 /* Page size that backs it: 2 MiB when huge pages map part of it, else the base page. Before 6.7 it reads smaps: slow. */
 uint64_t region_page_bytes(const struct region *r);

@@ -70,7 +70,7 @@ static ino_t inode(const struct region *r)
     return st.st_ino;
 }
 
-/* Nothing is taken before it is allowed; then it is there, backed, zero, and whoever takes it has the reservation. */
+/* Nothing is taken before it is allowed. Then it is backed, zero, and its taker has the reservation. */
 static void makes_what_is_allowed(void **state)
 {
     (void)state;
@@ -242,7 +242,7 @@ static int prepare_or_not(struct region *region, uint64_t bytes)
     return region_prepare(region, bytes);
 }
 
-/* The host has no memory for a step: its reservation goes back, and it goes on when it is allowed again. */
+/* The host has no memory for a step: its reservation goes back, and it continues when allowed again. */
 static void no_memory_for_a_step(void **state)
 {
     (void)state;
@@ -284,7 +284,7 @@ static void allocations_fail(void **state)
     assert_true(failalloc_run(make_and_free, &f) >= 2);
 }
 
-/* No memory for the region itself: told of, nothing is lost, and later it works. */
+/* No memory for the region itself: it is reported, nothing is lost, and later it works. */
 static void no_memory_for_a_region(void **state)
 {
     (void)state;

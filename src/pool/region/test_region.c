@@ -115,7 +115,7 @@ static void read_only_for_clients_one(const struct region_source *source)
         print_message("not root: that another user cannot re-open it is not tested\n");
     }
 
-    /* Taken away: a mapping that somebody still has reads zeros. */
+    /* Taken away: an existing mapping reads zeros. */
     region_punch(r);
     assert_int_equal(backed_bytes(r), 0);
     assert_int_equal(map[4096], 0);

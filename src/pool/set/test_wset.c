@@ -592,7 +592,7 @@ static void test_hostile_index(void **state)
     close(fd);
 }
 
-/* Other nodes hear of each sample: of tiny ones a segment has fewer bytes, not more samples. */
+/* Other nodes get each sample: of tiny ones a segment has fewer bytes, not more samples. */
 static void test_segments_of_tiny_samples(void **state)
 {
     struct index_header header = {.nsamples = 1000, .nfields = 1, .address_end = 1 * GIB};

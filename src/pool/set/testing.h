@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* testing.h: datasets and working sets for the tests of pool and its subfolders. Whatever goes wrong here fails the test that runs. */
+/* testing.h: datasets and working sets for tests of pool and its subfolders. Errors fail the running test. */
 #ifndef POOL_SET_TESTING_H
 #define POOL_SET_TESTING_H
 
@@ -46,7 +46,7 @@ void testing_part(const struct wset *ws, uint64_t i, unsigned f, uint8_t *dst);
 /* disk_engine_fn: workers, over which testing_rules are. */
 extern struct disk_fault_rules testing_rules;
 int testing_faulty_engine(unsigned depth, struct disk_engine **ret_engine);
-/* Until nobody but the caller holds it. */
+/* Waits until only the caller holds it. */
 void testing_wait_alone(const struct wset *ws);
 
 #endif

@@ -33,13 +33,13 @@
 #define SEGMENT_LEAST (128 * KIB)
 #define SEGMENT_FILES 16u
 #define SEGMENTS_MOST (1u << 16) /* 20 MiB of tables */
-/* About: 9 MiB of what other nodes are to hear of it, and as much for each thread. */
+/* About: 9 MiB of records for other nodes, and as much for each thread. */
 #define SEGMENT_PARTS (256u * 1024u)
 /*
- * Of remote sources. A run is read by all of a session's 16 connections at once, and the first byte of each answer takes 30 ms of S3: at
- * 80 MB/s a connection, 8 MiB would have them wait for most of the time (36 ms for what takes 6), and 64 MiB reach two thirds of
- * what they can (82 ms for 52). A server that answers in a millisecond gets no more than 8 MiB: what comes is then read out of the
- * processor's cache, and the last runs of a set end together.
+ * Runs of remote sources. All of a session's 16 connections read a run at once, and the first byte of each
+ * answer takes 30 ms from S3. At 80 MB/s a connection, 8 MiB would mostly wait (36 ms for what takes 6); 64
+ * MiB reach two thirds of the possible rate (82 ms for 52). A server that answers in a millisecond gets no
+ * more than 8 MiB: bytes are then read out of the processor's cache, and the last runs of a set end together.
  */
 #define RUN_MOST         (64 * MIB)
 #define RUN_BYTES_PER_NS 2u
@@ -66,7 +66,7 @@ static bool live_is_huge(const struct wset_config *config, uint64_t bytes)
 static int live_create(struct wset *ws, struct leat_error *err)
 {
     uint64_t n = ws->index.header->nsamples, bytes = live_bytes(n, ws->index.header->nfields);
-    /* Of many samples it is worth huge pages: made in a few milliseconds, and looked up at random by readers. */
+    /* For many samples it is worth huge pages: made in a few milliseconds, and read at random. */
     int huge_dir = live_is_huge(ws->config, bytes) ? ws->config->huge_dir : -1;
     ws->live_fd = huge_dir >= 0 ? openat(huge_dir, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)
                                 : memfd_create("leat-live", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -148,7 +148,7 @@ static uint64_t segment_of_files(const struct index_header *h)
     return bytes;
 }
 
-/* `bytes`, or less where other nodes would hear of too many parts at once. */
+/* `bytes`, or less where other nodes would get too many parts at once. */
 static uint64_t clamp_parts(const struct index_header *h, uint64_t bytes)
 {
     uint64_t times = h->nsamples * h->nfields / SEGMENT_PARTS;
@@ -422,7 +422,7 @@ static void sample_resident(struct wset *ws, uint64_t i)
         atomic_fetch_add_explicit(&ws->live->resident_samples, 1, memory_order_relaxed);
 }
 
-/* Whatever it was, except that a streamed sample is read from its source and does not need what failed here. */
+/* From any state; but a streamed sample is read from its source, and needs no failed bytes. */
 static void sample_failed(struct wset *ws, uint64_t i)
 {
     uint8_t was = atomic_load(&ws->sample_state[i]);
@@ -437,7 +437,7 @@ static void sample_failed(struct wset *ws, uint64_t i)
     atomic_fetch_add(&ws->live->failed_samples, 1);
 }
 
-/* Fill threads and peers report pieces meanwhile: states move by exchange only. */
+/* Fill threads and peers report pieces concurrently: states move by exchange only. */
 void wset_node_lost(struct wset *ws, uint32_t node)
 {
     bool lost;
@@ -469,7 +469,8 @@ void wset_node_back(struct wset *ws, uint32_t node)
             !atomic_compare_exchange_strong(&ws->sample_state[i], &expected, LIVE_ABSENT))
             continue;
         atomic_fetch_sub(&ws->live->lost_samples, 1);
-        if (sample_is_done(ws, i)) /* after the exchange: who sets the last bit from here on sees ABSENT */
+        /* After the exchange: a thread that sets the last bit from here on sees ABSENT */
+        if (sample_is_done(ws, i))
             sample_resident(ws, i);
     }
 }
@@ -542,7 +543,7 @@ int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err)
     const char *key = index_key(&ws->index, sample, scratch, &len);
     char why[400] = "it could not be loaded (see the daemon's log)";
     pthread_mutex_lock(&ws->failure_lock);
-    /* One past those that are kept: what all of them have in common is likely its reason, too. */
+    /* More failed than are kept: a reason that those share is likely its reason, too. */
     int rc = ws->nfailures ? ws->failures[0].code : -EIO;
     for (unsigned k = 0; k < ws->nfailures; k++) {
         rc = ws->failures[k].code == rc ? rc : -EIO;
@@ -569,12 +570,12 @@ int wset_failure_any(struct wset *ws, struct leat_error *err)
     return error_prefix(err, rc, "%" PRIu64 " of %" PRIu64 " samples could not be loaded", failed, total);
 }
 
-/* Setting a bit twice (a host that was asked again) changes nothing; who sets the last one turns the sample resident. */
+/* Setting a bit twice (a host that was asked again) changes nothing; the last bit makes it resident. */
 static void part_complete(struct wset *ws, uint64_t i, unsigned f, uint64_t bytes, uint32_t crc)
 {
     if (wset_part_known(ws, i, f))
         return;
-    /* A FETCH of the same sample may note the same value at this moment. */
+    /* A FETCH of the same sample may store the same value concurrently. */
     __atomic_store_n(&ws->crc[i * ws->index.header->nfields + f], crc, __ATOMIC_RELAXED);
     atomic_fetch_add_explicit(&ws->live->resident_bytes, bytes, memory_order_relaxed);
     atomic_fetch_or(&ws->parts_done[i * ws->mask_bytes + f / 8], (uint8_t)(1u << f % 8));
@@ -642,7 +643,7 @@ void wset_piece(struct wset *ws, uint64_t i, unsigned f, uint64_t offset, uint64
     struct index_part part;
     if (i >= ws->index.header->nsamples || f >= ws->index.header->nfields ||
         !index_part(&ws->index, i, f, &part) || offset > part.bytes || bytes > part.bytes - offset)
-        return; /* from a peer: not ours to believe */
+        return; /* from a peer: not trusted */
     if (status < 0) {
         sample_failed(ws, i);
         return;
@@ -678,7 +679,7 @@ void wset_pieces(struct wset *ws, uint64_t i, unsigned f,
     if (!index_part(&ws->index, i, f, &part) || part.bytes == 0)
         return;
     pthread_mutex_lock(&ws->straddle_lock);
-    /* Looked at under the lock: pieces become a part under it, or the part was known before. */
+    /* Read under the lock: pieces become a part under it, or the part was known before. */
     bool known = wset_part_known(ws, i, f);
     const struct straddle *s = known ? NULL : ws->straddles[(i * 31 + f) % ARRAY_LEN(ws->straddles)];
     while (s && (s->sample != i || s->field != f))

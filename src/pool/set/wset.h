@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * wset.h: a working set as its host keeps it: index, live table, regions, and how far each sample is.
+ * wset.h: a working set as its host keeps it: index, live table, regions, and the state of each sample.
  *
  * Owners. The control loop owns the object: creation, leases, waiters, its end. Fill threads and peers report pieces
  * ("these bytes of this part have arrived, with this CRC") through wset_piece, which any thread may call: a part that arrives
@@ -54,12 +54,12 @@ struct wset_failure {
 
 struct straddle; /* a part whose pieces are not all here yet */
 
-/* What a set asks of its owner. */
+/* What a set needs from its owner. */
 struct wset_owner_ops {
     /* Takes reservations for tables of ws, counted in ws->table_bytes. Any thread. LEAT_NO_SPACE, with the figures in err. */
     int (*charge)(struct wset *ws, uint64_t bytes, struct leat_error *err);
     void (*born)(struct pool *pool);
-    /* The last reference is gone: what was charged comes back. Any thread. */
+    /* The last reference is gone: charged bytes come back. Any thread. */
     void (*gone)(struct wset *ws);
 };
 
@@ -67,7 +67,7 @@ struct wset_owner_ops {
 struct wset_config {
     const struct wset_owner_ops *owner;
     struct pool *pool;     /* wset.pool: the owner's */
-    uint64_t region_bytes; /* of the pool: what wset_table_bytes reckons with */
+    uint64_t region_bytes; /* of the pool: for wset_table_bytes */
     int huge_dir;          /* of region_source; -1: none */
 };
 
@@ -83,8 +83,8 @@ struct wset {
     uint64_t created_ns;
     bool loaded;           /* has been complete once, or was pushed: see wset_is_loaded */
     struct wset *replaces; /* until the commit: the version before, a reference, or NULL */
-    const void *appender;  /* whoever makes the next version of this set, or NULL: one at a time */
-    uint64_t limit_bytes;  /* as whoever had it made wanted: at most so much of the pool; 0: no limit */
+    const void *appender;  /* the maker of the next version of this set, or NULL: one at a time */
+    uint64_t limit_bytes;  /* as its creator asked: at most so much of the pool; 0: no limit */
     uint64_t losses;       /* how often a node of it was lost */
 
     /* immutable after wset_new */
@@ -112,7 +112,7 @@ struct wset {
     uint64_t
         first_new_address;  /* append: below, the previous version's regions are shared and already filled */
     uint64_t pool_bytes;    /* regions and window: charged on this host */
-    uint64_t scratch_each;  /* what a thread that decodes its chunks takes; 0: nothing to speak of */
+    uint64_t scratch_each;  /* scratch of a thread that decodes its chunks; 0: negligible */
     uint64_t scratch_bytes; /* charged: for `decoders` threads at a time */
     unsigned decoders;      /* 0: as many as there are */
 
@@ -151,10 +151,8 @@ struct wset {
     void (*window_free)(struct stream_window *window);
 };
 
-/*
- * Maps index and live table and sets up the bookkeeping; takes index_fd on success. The region table is empty.
- * `trusted`: the index was made here; otherwise it is validated in full. LEAT_CORRUPT, -ENOMEM.
- */
+/* Maps index and live table and sets up the bookkeeping; takes index_fd on success. The region table is
+ * empty. `trusted`: the index was made here; otherwise it is validated in full. LEAT_CORRUPT, -ENOMEM. */
 int wset_new(const struct wset_config *config, int index_fd, bool trusted, struct wset **ret_ws,
              struct leat_error *err);
 struct wset *wset_ref(struct wset *ws);
@@ -162,14 +160,14 @@ struct wset *wset_ref(struct wset *ws);
 void wset_unref(struct wset *ws);
 
 /*
- * How much one thread loads in one go: 8 MiB, as disks and checksums want it. Of small files it is the opening that costs, so sixteen of them do as
- * well: a file that is waited for comes alone, as soon as a thread has ended its segment. Fewer, larger ones in a set so large that
- * the table of segments would count. Smaller ones where samples are of a few bytes: other nodes hear of each.
+ * How much one thread loads in one go: 8 MiB, as disks and checksums want it. Small files cost most at their
+ * opening, so sixteen of them do as well: a file that is waited for comes alone, when a thread has ended its
+ * segment. Fewer, larger segments in a set so large that the table of segments would count. Smaller ones
+ * where samples are of a few bytes: other nodes get each.
  */
 uint64_t wset_segment_bytes(const struct index *index);
-/*
- * Of remote sources one thread takes several segments at once, 8 to 64 MiB: the more, the longer the server takes to answer. 0: not known.
- */
+/* Of remote sources one thread takes several segments at once, 8 to 64 MiB: the more, the longer the server
+ * takes to answer. 0: not known. */
 uint64_t wset_run_bytes(const struct index *index, uint64_t first_byte_ns);
 /*
  * Memory that the tables of a set with this index take: the index itself when it is memory (`in_memory`; a file of the cache is the
@@ -224,7 +222,7 @@ void wset_node_back(struct wset *ws, uint32_t node);
 int wset_failure_get(struct wset *ws, uint64_t sample, struct leat_error *err);
 /* Some failed, and not for what they hold: read again they may be there. */
 bool wset_failed_transient(struct wset *ws);
-/* One that failed, and how many did: for who waits for all. */
+/* One that failed, and how many did: for a caller that waits for all. */
 int wset_failure_any(struct wset *ws, struct leat_error *err);
 /* Every sample is resident, failed, lost (and so read from its source), or streamed. */
 bool wset_complete(const struct wset *ws);
@@ -270,10 +268,8 @@ static inline enum live_state wset_sample_state(const struct wset *ws, uint64_t 
 }
 /* A region of ours has been written: notes the page size that it got. Any thread. */
 void wset_note_pages(struct wset *ws, const struct region *region);
-/*
- * Its regions have been written, or read where they may be holes, which takes memory as well. True: it was dropped by force, and what was
- * brought back after that has gone again. Any thread.
- */
+/* Its regions have been written, or read where they may be holes, which takes memory as well. True: it was
+ * dropped by force, and what was brought back after that has gone again. Any thread. */
 bool wset_written(struct wset *ws);
 /* May this user read it? */
 #define WSET_NOBODY UINT32_MAX /* no user has this id (chown(2)), nor a group: public sets only */

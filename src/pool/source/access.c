@@ -2,8 +2,8 @@
 /*
  * Settings never change once made; credentials do, under the lock, and each session copies them when it asks.
  *
- * Failure modes: credentials expired and nobody brought new ones: LEAT_DENIED, which says so. Invariants: secrets are in `said` and in
- * sessions, and are wiped in both.
+ * Failure modes: credentials expired and no client brought new ones: LEAT_DENIED, with that reason.
+ * Invariants: secrets are in `said` and in sessions, and are wiped in both.
  */
 #include "pool/source/access.h"
 
@@ -22,10 +22,10 @@
 
 struct access {
     _Atomic unsigned refs;
-    const struct access_store *store; /* our own; NULL: elsewhere */
+    const struct access_store *store; /* our own; NULL: remote */
     bool renew;
     _Atomic unsigned version; /* of the keys */
-    _Atomic bool stay;        /* hosts were checked: no redirection leads elsewhere */
+    _Atomic bool stay;        /* hosts were checked: redirections to others are refused */
     pthread_mutex_t lock;
     struct proto_access said; /* keys, token and expires: under lock */
     pthread_mutex_t looking;  /* held while they are looked for */
@@ -88,7 +88,7 @@ int access_store_check(const struct access_store *config, uint32_t uid, const ch
         return 0;
     return error_set(
         err, LEAT_DENIED,
-        "%.200s: user %u may not read bucket \"%s\" through this daemon; its owner may, and whom "
+        "%.200s: user %u may not read bucket \"%s\" through this daemon; its owner may, and users that "
         "the keys file lets read it: a section with that user's name, or [anonymous]",
         uri, uid, bucket);
 }
@@ -369,7 +369,7 @@ void access_renew(struct access *a)
         renew(a, false, &why);
 }
 
-/* Session's thread. What is about to expire is looked for anew, where that is allowed. */
+/* Session's thread. Renews what is about to expire, where that is allowed. */
 static int give(void *user, bool refused, struct credentials *ret, struct leat_error *err)
 {
     struct access *a = user;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * access.h: with which settings and in whose name a source elsewhere is read. What a client found in its own environment comes with its
- * OPEN, stays with the set that was opened, and is wiped with its last reference; docs/decisions/ says why it goes this way. Any thread.
+ * access.h: the settings and identity with which a remote source is read. What a client found in its own
+ * environment comes with its OPEN, stays with the set that was opened, and is wiped with its last reference.
+ * Reasons: docs/decisions/. Any thread.
  *
  * Never in a log, a status or a message; to another host only sealed with the cluster's token.
  */
@@ -19,7 +20,7 @@ struct store;
 /* This node's own store, as a place that sets are loaded from ("store://bucket/prefix"). */
 struct access_store {
     struct store *store; /* NULL: this daemon has none */
-    /* May this user of this host read the bucket? NULL: only who runs the daemon, and root. Any thread. */
+    /* May this user of this host read the bucket? NULL: only the daemon's user, and root. Any thread. */
     bool (*may_read)(void *user, uint32_t uid, const char *bucket);
     void *user;
     const char *disk_engine;
@@ -38,11 +39,12 @@ struct access_config {
 };
 
 /*
- * Takes what m says (m is empty afterwards, also on failure). `renew`: credentials that a user's tools would find (PROTO_ACCESS_FOUND) may be
- * found anew by this process, as it is the same user's; else who opened the set has to bring new ones.
+ * Takes the contents of m (m is empty afterwards, also on failure). `renew`: this process may look again for
+ * credentials that a user's tools would find (PROTO_ACCESS_FOUND), as it is the same user's; else openers of
+ * the set must bring new ones.
  */
 int access_new(struct proto_access *m, bool renew, struct access **ret_access);
-/* As who runs this process: what its configuration, environment and files say; keys when they are needed. */
+/* As the user of this process: from its configuration, environment and files; keys when they are needed. */
 int access_own(const struct access_config *config, struct access **ret_access, struct leat_error *err);
 /* To the store; `config` outlives it. */
 int access_stored(const struct access_store *config, struct access **ret_access, struct leat_error *err);
@@ -51,7 +53,7 @@ int access_store_check(const struct access_store *config, uint32_t uid, const ch
                        struct leat_error *err);
 bool access_is_store(const struct access *access);
 bool access_store_uri(const char *uri); /* "store://..." */
-/* Does it say who asks: keys, or nobody? */
+/* Does it identify the requester: by keys, or as anonymous? */
 bool access_signed(struct access *access);
 /*
  * May this be read by this daemon? `system`: only hosts that are allowed, and no file that the opener named. LEAT_DENIED, and what the
@@ -62,7 +64,7 @@ int access_check(const struct access_config *config, bool system, struct access 
 struct access *access_ref(struct access *access);
 void access_unref(struct access *access); /* NULL is fine */
 
-/* The same service, as far as settings tell: an address means the same object. NULL is nobody's. */
+/* The same service, as far as settings tell: an address means the same object. NULL equals none. */
 bool access_same(const struct access *a, const struct access *b);
 /* ... and the same identity. */
 bool access_equal(struct access *a, struct access *b);
@@ -77,7 +79,7 @@ void access_renew(struct access *access);
 bool access_expired(struct access *access);
 /* When; 0: never, or not known. */
 int64_t access_expires(struct access *access);
-/* Somebody opened the same again: their credentials are fresher. */
+/* A client opened the same again: its credentials are fresher. */
 void access_freshen(struct access *access, struct access *from);
 
 /* A session with these settings, which asks here whenever it needs credentials: `access` must outlive it. NULL: plain http(s), and S3 as

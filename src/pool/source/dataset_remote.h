@@ -6,8 +6,9 @@
 #include "backend/backend.h"
 #include "dataset/dataset.h"
 
-/* For sources elsewhere `opener` asks `b` from now on; what it does with files stays. The session stays the caller's, outlives what is
- * made with the opener, and is used by the thread that calls dataset_index_* only. */
+/* `opener` asks `b` for remote sources from now on; its handling of files stays. The session stays the
+ * caller's, outlives what is made with the opener, and is used by the thread that calls dataset_index_*
+ * only. */
 void remote_opener(struct backend *b, struct dataset_opener *opener);
 
 #endif

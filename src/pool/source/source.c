@@ -16,7 +16,7 @@ static_assert(sizeof(gid_t) == sizeof(uint32_t), "source_groups.ids is given to 
 int source_groups_of(int fd, struct source_groups **ret_groups)
 {
     socklen_t bytes = 0;
-    /* Told first how many there are; none: no error. */
+    /* This call returns the size they need; none: no error. */
     if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, NULL, &bytes) < 0 && errno != ERANGE)
         return -errno;
     struct source_groups *groups = malloc(sizeof(*groups) + bytes);
@@ -69,10 +69,10 @@ static void rights_restore(const struct rights *saved)
     setfsuid(geteuid());
     setfsgid(getegid());
     if (thread_setgroups((size_t)saved->ngroups, saved->groups) < 0)
-        abort(); /* a thread with foreign rights must not go on */
+        abort(); /* a thread with foreign rights must not continue */
 }
 
-/* Of a user whom another node named. */
+/* Of a user that another node named. */
 static int known_groups(const struct source_caller *caller, gid_t groups[GROUPS_MAX])
 {
     char buf[4096];

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * source.h: whose rights open a source. A private daemon opens as its user. A system daemon opens only below the roots its
- * configuration names (openat2, RESOLVE_BENEATH), in a thread that has taken on the caller's user, group and
- * supplementary groups for the file system (setfsuid), and refuses callers it cannot act for. The groups are those of the process that
- * asks, as the kernel has them (SO_PEERGROUPS): the group database may know more of its user, or, in a container, nothing.
+ * source.h: whose rights open a source. A private daemon opens as its user. A system daemon opens only below
+ * the roots in its configuration (openat2, RESOLVE_BENEATH). Its thread has taken on the caller's user, group
+ * and supplementary groups for the file system (setfsuid). Callers for which it cannot act are refused. The
+ * groups are those of the process that asks, as the kernel has them (SO_PEERGROUPS): the group database may
+ * know more of its user, or, in a container, nothing.
  */
 #ifndef POOL_SOURCE_H
 #define POOL_SOURCE_H
