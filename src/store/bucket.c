@@ -4,11 +4,13 @@
  *
  *     | magic: 8 | version of the format u32 | id, flags u32 | created, version u64 | deleted u8 | name | props | CRC32C |
  *
- * Happy path: a change is written to all paths (beside, flushed, renamed), then seen. At start the highest version of each counts.
- * Failure modes: a path that is not there misses a change, and learns it when it is back; so a deletion leaves a mark while a path is away. What was refused
- * and has its name on some path all the same would be in force after the next start: what is in force goes over it, and nothing is stored before.
- * A damaged copy is written again from another one. Where all are damaged, the bucket is neither there nor not there: STORE_BUCKET_DAMAGED, until
- * store_bucket_restore makes it again, with the id that its objects have.
+ * Happy path: a change is written to all paths (another name, flush, rename), then seen. At start the highest
+ * version of each counts.
+ * Failure modes: a path that is not there misses a change, and learns it when it is back; so a deletion
+ * leaves a mark while a path is away. A refused change that has its name on some path would be in force after
+ * the next start. So the state in force is written over it, and nothing is stored before. A damaged copy is
+ * written again from another one. Where all are damaged, the bucket is neither there nor not there:
+ * STORE_BUCKET_DAMAGED, until store_bucket_restore makes it again, with the id that its objects have.
  * Invariants: ids are never used twice, also not after a deletion: they follow the clock, and are above those of descriptions and of the index.
  */
 #include "store/internal.h"
@@ -136,7 +138,7 @@ int store_bucket_parse(const void *data, size_t len, struct store_bucket *ret, b
     if (bytes_in_done(&in) < 0 || strlen(name) != name_len || !store_bucket_name_ok(name) ||
         props_len > STORE_PROPS_MAX || memchr(props, 0, props_len))
         return LEAT_CORRUPT;
-    b.props = strndup(props, props_len); /* no memory is another thing than damage: the bucket is there */
+    b.props = strndup(props, props_len); /* lack of memory is no damage: the bucket is there */
     if (!b.props)
         return -ENOMEM;
     b.props_len = props_len;
@@ -171,13 +173,13 @@ static int write_one(struct store *s, struct path *p, const char *name, const st
     return rc == 0 ? 0 : store_path_error(p, rc, "a bucket cannot be written", err);
 }
 
-/* Bits of paths: who has it for good; who may have it, as far as the next start can tell. */
+/* Bits of paths: those that have it durably; those that may have it, as far as the next start can tell. */
 struct written {
     uint64_t good, taken;
 };
 
-/* To all paths that are in order; one that cannot take it is left. At least one has to have it. `over`: it goes over what was refused, so that no room
- * on one path is no reason to leave the others out. */
+/* Writes to all paths that are in order; a failing one is left. At least one must have it. `over`: replaces a
+ * refused change, so that lack of room on one path is no reason to skip the others. */
 static int write_all(struct store *s, const struct store_bucket *b, bool deleted, bool over,
                      struct written *ret, struct leat_error *err)
 {
@@ -192,7 +194,7 @@ static int write_all(struct store *s, const struct store_bucket *b, bool deleted
         bool named;
         int now = write_one(s, p, b->name, &out, &named, err);
         ret->good |= now == 0 ? 1ull << i : 0;
-        if (named || atomic_load(&p->failed)) /* who failed just now may have it */
+        if (named || atomic_load(&p->failed)) /* a path that failed just now may have it */
             ret->taken |= 1ull << i;
         if (now < 0)
             last = now;
@@ -219,8 +221,8 @@ static uint64_t failed_paths(struct store *s)
     return bits;
 }
 
-/* What is in force goes over what was refused and is on the paths `astray` all the same. Bits of those that it did not reach. A path that has failed has an older
- * version, once another has this one. */
+/* Writes the state in force over a refused change that is on the paths `astray`. Returns the bits of paths
+ * that it did not reach. A path that has failed has an older version, once another has this one. */
 static uint64_t write_over(struct store *s, struct store_bucket *again, bool deleted, uint64_t astray,
                            bool quiet)
 {
@@ -230,7 +232,7 @@ static uint64_t write_over(struct store *s, struct store_bucket *again, bool del
     write_all(s, again, deleted, true, &w, &err);
     uint64_t left = w.good ? astray & ~w.good & ~failed_paths(s) : astray;
     if (left && !quiet)
-        log_error("what was changed of bucket '%s' cannot be taken back%s: %s", again->name,
+        log_error("a refused change of bucket '%s' cannot be undone%s: %s", again->name,
                   deleted ? "" : "; nothing is stored in it until it can", err.message);
     return left;
 }
@@ -243,7 +245,7 @@ static void take_back(struct store *s, struct bucket *b, uint64_t astray)
         return;
     astray = write_over(s, &again, false, astray, b->astray != 0);
     pthread_mutex_lock(&s->buckets_lock);
-    b->b.version = again.version; /* also if no path has it: what comes is above whatever they have */
+    b->b.version = again.version; /* also if no path has it: later versions are above all that paths have */
     b->astray = astray;
     pthread_mutex_unlock(&s->buckets_lock);
 }
@@ -251,8 +253,8 @@ static void take_back(struct store *s, struct bucket *b, uint64_t astray)
 void store_buckets_tick(struct store *s)
 {
     if (pthread_mutex_trylock(&s->buckets_write) != 0)
-        return;                                /* who changes one may wait for its commits: later */
-    for (unsigned i = 0; i < s->nbuckets; i++) /* only who holds buckets_write changes them */
+        return;                                /* a thread that changes one may wait for its commits: later */
+    for (unsigned i = 0; i < s->nbuckets; i++) /* only the holder of buckets_write changes them */
         take_back(s, s->buckets[i], s->buckets[i]->astray);
     pthread_mutex_unlock(&s->buckets_write);
 }
@@ -374,7 +376,7 @@ static int load_one(struct store *s, unsigned path, const char *name, unsigned c
     return rc;
 }
 
-/* Of each bucket that has a file there: a copy that is missing is written again by spread. */
+/* For each bucket that has a file there: spread writes a missing copy again. */
 static int load_folder(struct store *s, unsigned path, DIR *d)
 {
     int rc = 0;
@@ -390,10 +392,8 @@ static int load_folder(struct store *s, unsigned path, DIR *d)
     return rc;
 }
 
-/*
- * What a path missed while it was away, or was there before it: when it is the only one that is left, its objects are in buckets that it
- * has to know. One that cannot take it now gets it with the next start.
- */
+/* Writes a bucket to paths that lack it, as they were away or joined later: a path that is the only one left
+ * must know the buckets of its objects. A path that cannot take it now gets it with the next start. */
 static int spread(struct store *s, const struct bucket *b)
 {
     struct bytes_out out = {0};
@@ -408,7 +408,7 @@ static int spread(struct store *s, const struct bucket *b)
     return rc;
 }
 
-/* Damaged copies of what is sound on another path, or beside it, were written again; of the rest nothing is known. */
+/* Reports damaged copies: those with a good copy were written again; of the rest nothing is known. */
 static void report_damaged(struct store *s)
 {
     struct leat_error err = {0};
@@ -443,7 +443,7 @@ static uint32_t highest_id(struct index *x, bool hidden)
     return id;
 }
 
-/* A bucket whose descriptions are all damaged has its id in the index alone: no other bucket may get it. */
+/* A bucket whose descriptions are all damaged has its id only in the index: no other bucket may get it. */
 static void note_ids(struct store *s, struct path *p)
 {
     pthread_rwlock_rdlock(&p->index.lock);
@@ -569,7 +569,7 @@ static int check_props(const char *props, struct leat_error *err)
                      STORE_PROPS_MAX);
 }
 
-/* A path that was not read since the start may have anything. */
+/* A path that was not read since the start may hold any bucket. */
 static bool any_blind(struct store *s)
 {
     for (unsigned i = 0; i < s->npaths; i++)
@@ -628,7 +628,7 @@ static int may_create(struct store *s, struct bucket *b, uint32_t id, struct lea
     return rc;
 }
 
-/* Changes are rare: they hold buckets_write, so that buckets_lock is never held while a disk is waited for. */
+/* Changes are rare: they hold buckets_write, so that no thread waits for a disk under buckets_lock. */
 static int create(struct store *s, const char *name, uint32_t flags, const char *props, bool restore,
                   struct leat_error *err)
 {
@@ -652,7 +652,7 @@ static int create(struct store *s, const char *name, uint32_t flags, const char 
             forget_damaged(s, name);
         pthread_mutex_unlock(&s->buckets_lock);
     }
-    if (rc < 0 && w.taken && !damaged) /* half of it restored is better than none */
+    if (rc < 0 && w.taken && !damaged) /* a half-restored bucket is better than none */
         write_over(s, &b->b, true, w.taken, false);
     pthread_mutex_unlock(&s->buckets_write);
     if (rc < 0) {
@@ -810,7 +810,7 @@ int store_bucket_set(struct store *s, const char *name, uint64_t if_version, con
     if (rc < 0)
         return rc;
     pthread_mutex_lock(&s->buckets_write);
-    struct bucket *b = lookup(s, name); /* only who holds buckets_write changes them */
+    struct bucket *b = lookup(s, name); /* only the holder of buckets_write changes them */
     rc = b ? change(s, name, if_version, b->b.flags, b->b.remote_id, props, err) : no_bucket(s, name, err);
     pthread_mutex_unlock(&s->buckets_write);
     return rc;
@@ -824,9 +824,9 @@ static int check_remote_id(struct store *s, const struct bucket *b, enum store_r
         return error_set(err, STORE_UNAVAILABLE,
                          "a path of the store has failed; it may hold objects of '%s'", b->b.name);
     if (remote_id == STORE_REMOTE_OTHER && (has_objects(s, b->b.id, 0) || store_uploads_any(s, b->b.id)))
-        return error_set(
-            err, STORE_NOT_EMPTY,
-            "bucket %s has objects or uploads: a bucket that is put in front of another is empty", b->b.name);
+        return error_set(err, STORE_NOT_EMPTY,
+                         "bucket %s has objects or uploads: only an empty bucket can get another remote",
+                         b->b.name);
     if (remote_id == STORE_REMOTE_NONE && has_objects(s, b->b.id, STORE_DIRTY))
         return error_set(err, LEAT_BUSY,
                          "bucket %s: its remote has not got all of it yet: wait until nothing is dirty",

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * change.c: what every change goes through: a record in the log, the index, and the files that have no record any more.
+ * change.c: the steps of every change: a record in the log, the index, and the files that have no record any
+ * more.
  *
  *     append ─▶ flush ─▶ index ─▶ unlink what was replaced or deleted            (visible only when it is durable)
  *
  * Failure modes: a record that was written and could not be flushed may be on the disk or not; the next start finds out. Until then its key counts as
  * there on a path that has failed: every answer is STORE_UNAVAILABLE, unless a newer version is stored on another path.
- * Invariants: `commits` is held shared from the append to the last unlink, a key's stripe from the look at what is there until the index
- * has the change; so the log has a key's changes in the order of the index, and their numbers grow: a rebuild has no other order. No answer rests on a
- * record that is not flushed. A file is unlinked only when its successor's (or deletion's) record is on the disk.
+ * Invariants: `commits` is held shared from the append to the last unlink, a key's stripe from the first
+ * look-up until the index has the change; so the log has a key's changes in the order of the index, and their
+ * numbers grow: a rebuild has no other order. No answer rests on a record that is not flushed. A file is
+ * unlinked only when its successor's (or deletion's) record is on the disk.
  */
 #include "store/internal.h"
 
@@ -52,7 +54,8 @@ void store_change_apply(struct change *c)
     c->old_file = store_index_apply(&c->path->index, n, &old) && old.file != file ? old.file : 0;
 }
 
-/* The record may be on the disk or not. A deletion leaves what it found, as old as that is: a newer version on another path still counts. */
+/* The record may be on the disk or not. A deletion leaves the version that it found, with its number: a newer
+ * one on another path still counts. */
 static void make_unknown(struct change *c)
 {
     struct index_node *n = c->node;
@@ -130,7 +133,7 @@ static int begin_removal(struct store *s, const struct ikey *k, uint64_t seq, st
         if (atomic_load(&s->paths[i]->failed) && store_may_hold(s->paths[i], k))
             return error_set(err, STORE_UNAVAILABLE, "%s has failed, and may hold an older version",
                              s->paths[i]->dir);
-    /* Before the newest: an older one that stays would be there again. */
+    /* Before the newest: a remaining older version would be visible again. */
     rc = s->npaths > 1 ? store_remove_older(s, k, f.path, store_next_seq(s), err) : 0;
     if (rc < 0)
         return rc;
@@ -194,8 +197,9 @@ int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs,
     return 0;
 }
 
-/* For a rebuild, which has trailers alone: without it an old version that the remote had would be pushed over what others have stored there since, and one whose
- * sync state is unknown would count as the newest again. */
+/* For a rebuild, which has only trailers. Without this mark it would push an old version, which the remote
+ * had, over what others have stored there since. One whose sync state is unknown would count as the newest
+ * again. */
 static void note_pushed(struct path *p, uint64_t file)
 {
     char name[PATH_FILE_MAX];
@@ -238,7 +242,7 @@ int store_flag(struct store *s, const struct ikey *k, uint64_t seq, uint32_t cle
         if (rc == 0 && noted)
             note_pushed(f.path, f.value.file);
         free(c.node);
-        store_open_forget(s, f.path, f.value.file); /* it says what was so before */
+        store_open_forget(s, f.path, f.value.file); /* it has the state before the change */
     }
     store_stripes_unlock(s, &stripe);
     store_commits_leave(s);

@@ -2,11 +2,11 @@
 /*
  * commit.c: the end of a put.
  *
- * Happy path: the rest of the bytes with the trailer, one flush of the file, a record in the log, flushed together with others', and only then the
- * object is shown.
+ * Happy path: writes the rest of the bytes with the trailer, flushes the file, and appends a record to the
+ * log, which is flushed together with others'. Only then the object is shown.
  * Failure modes: a condition that does not hold, a bucket that is gone or has another remote by now: nothing is shown, and the file goes.
- * Invariants: what is said of the bucket (its remote, dirty) holds from store_bucket_enter until the object is shown. A version never replaces a
- * newer one.
+ * Invariants: the bucket's properties (its remote, dirty) hold from store_bucket_enter until the object is
+ * shown. A version never replaces a newer one.
  */
 #include "store/put.h"
 
@@ -88,7 +88,7 @@ static int write_end(struct store_put *put, const struct bytes_out *trailer, str
     return rc < 0 ? store_put_fail(put, rc, err) : 0;
 }
 
-/* Everything that can fail before the file is flushed. ret_node: what the index is to have. */
+/* All steps that can fail before the file is flushed. ret_node: for the index. */
 static int seal(struct store_put *put, const struct store_commit *c, bool dirty, struct index_node **ret_node,
                 struct leat_error *err)
 {
@@ -149,8 +149,9 @@ static int seal(struct store_put *put, const struct store_commit *c, bool dirty,
 }
 
 /*
- * The file got its number before it was flushed. If the key was deleted since then (or another of its stripe: that costs a flush), that number is below the
- * deletion's, and an index that is rebuilt would take the object for deleted: so it gets a new one.
+ * The file got its number before it was flushed. If the key was deleted since then (or another of its stripe:
+ * that costs a flush), that number is below the deletion's. A rebuilt index would take the object for
+ * deleted, so it gets a new number.
  */
 static int renumber(struct store_put *put, struct index_node *node, struct leat_error *err)
 {
@@ -178,7 +179,7 @@ static int renumber(struct store_put *put, struct index_node *node, struct leat_
     return rc < 0 ? store_put_fail(put, rc, err) : 0;
 }
 
-/* What the end of an upload is in the index: part of its object's record in the log. NULL: it is no upload's. */
+/* The index node of an upload's end: part of its object's record in the log. NULL: it is no upload's. */
 static int upload_node(const struct store_put *put, uint64_t seq, struct index_node **ret_node,
                        struct leat_error *err)
 {
@@ -202,7 +203,7 @@ static int show(struct store_put *put, const struct store_commit *c, struct inde
     bool had;
     int rc = store_commit_condition(s, &put->key, c, &there, &had, err);
     if (rc < 0 || (had && there.value.seq > node->value.seq)) {
-        free(node); /* one that came later was faster: it has replaced this one already */
+        free(node); /* a later one was faster: it has replaced this one already */
         return rc;
     }
     struct change change = {.path = put->path, .node = node}, upload = {.path = put->path};
@@ -216,7 +217,7 @@ static int show(struct store_put *put, const struct store_commit *c, struct inde
         store_file_settled(put->path, put->file.id);
         store_change_finish(s, &change);
     }
-    if (rc == 0 && upload.node) { /* a snapshot that begins now has what the logs before it say */
+    if (rc == 0 && upload.node) { /* a snapshot that begins now contains the logs before it */
         store_change_apply(&upload);
         store_change_finish(s, &upload);
     }
@@ -253,7 +254,7 @@ static void leave(struct store_put *put)
         store_bucket_leave(put->store, put->bucket);
 }
 
-/* *ret_dirty: what is committed is to be, as the bucket has a remote that has not got it, whatever was so when the put began. */
+/* *ret_dirty: the committed object is dirty, as the bucket now has a remote without it. */
 static int enter(struct store_put *put, const struct store_commit *c, bool *ret_dirty, struct leat_error *err)
 {
     bool remote = false;
@@ -283,7 +284,7 @@ static int put_commit(struct store_put *put, const struct store_commit *c, struc
     struct found there;
     bool had, dirty = false;
     int rc = check_commit(put, c, err);
-    if (rc == 0) /* once before the work; what counts is the look under the stripe */
+    if (rc == 0) /* once before the work; the check under the stripe decides */
         rc = store_commit_condition(s, &put->key, c, &there, &had, err);
     if (rc == 0)
         rc = store_put_open(put, err);

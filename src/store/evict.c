@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * evict.c: what goes when a disk fills: clean objects of buckets with a remote, those not looked at for longest.
+ * evict.c: what goes when a disk fills: clean objects of buckets with a remote, least recently used first.
  *
- * Happy path: above `high` a hand goes round the path's index (the clock of Corbato, 1968): who was looked at since it passed is spared once,
- * the others go, until the path is below `low`. Paths on one file system, which is full for all of them at once, free each its share.
- * Failure modes: nothing that may go is left: PUTs are refused with LEAT_NO_SPACE, and that is said in the log once.
- * Invariants: dirty objects, and those of buckets without a remote, are never looked at twice. An object is deleted as the version that was
- * seen: one that was stored again since then stays. While it is deleted its bucket keeps its remote: what is stored in one without is
- * nowhere else.
+ * Happy path: above `high` a hand goes round the path's index (the clock of Corbato, 1968). An object used
+ * since the hand passed is spared once, the others go, until the path is below `low`. Paths on one file
+ * system, which is full for all of them at once, free each its share.
+ * Failure modes: nothing that may go is left: PUTs are refused with LEAT_NO_SPACE, and the log has that once.
+ * Invariants: dirty objects, and those of buckets without a remote, are never looked at twice. An object is
+ * deleted as the version that was seen: one that was stored again since then stays. While it is deleted its
+ * bucket keeps its remote: a bucket without one has the only copy.
  */
 #include "store/internal.h"
 
@@ -23,7 +24,7 @@ static uint64_t bytes_in(struct path *p)
     return bytes;
 }
 
-/* Bytes above `percent` of what its file system may hold, for all who lie on it together; 0: not over. */
+/* Bytes above `percent` of what its file system may hold, for all paths on it together; 0: not over. */
 static uint64_t disk_excess(struct path *p, unsigned percent)
 {
     struct store *s = p->store;
@@ -34,14 +35,14 @@ static uint64_t disk_excess(struct path *p, unsigned percent)
     return used > limit ? used - limit : 0;
 }
 
-/* The same of what the path itself may hold. */
+/* The same for the path's own limit. */
 static uint64_t path_excess(struct path *p, unsigned percent)
 {
     uint64_t limit = p->store->capacity_bytes / 100 * percent, used = limit ? bytes_in(p) : 0;
     return used > limit ? used - limit : 0;
 }
 
-/* What this path shall free of what its file system is over: as much of it as of the bytes that the store has there. */
+/* This path's share of the bytes to free on its file system: in proportion to its bytes there. */
 static uint64_t share(struct path *p, uint64_t over)
 {
     struct store *s = p->store;
@@ -127,7 +128,7 @@ static void collect(struct path *p, struct victims *v, uint64_t wanted)
     char name[STORE_BUCKET_MAX + 1];
     v->n = 0;
     v->bytes = 0;
-    v->bucket_id = 0; /* which is none's; the one before may have no remote by now */
+    v->bucket_id = 0; /* no bucket's; the one before may have no remote by now */
     v->bucket_remote = false;
     pthread_rwlock_rdlock(&p->index.lock);
     store_index_seek(&c, &p->index, p->hand, p->hand_len);
@@ -159,7 +160,7 @@ static void evict(struct path *p, uint64_t target)
     struct victims *v = calloc(1, sizeof(*v));
     unsigned rounds = 0;
     uint64_t freed = 0, now, before = atomic_load(&p->evicted);
-    /* Twice round without a victim: the first spared all who were looked at. */
+    /* Twice round without a victim: the first round spared all that were used. */
     while (v && rounds < 3 && freed < target && (disk_excess(p, low) > 0 || path_excess(p, low) > 0)) {
         collect(p, v, target - freed);
         if (remove_victims(p, v, &now) < 0)
@@ -250,7 +251,7 @@ static bool has_enough(struct path *p, uint32_t bucket_id, uint64_t wanted, stru
     return there >= wanted;
 }
 
-/* A little more than is missing, so that who comes next need not walk here again. */
+/* A little more than is missing, so that the next caller need not walk here again. */
 static uint64_t free_on(struct path *p, uint32_t bucket_id, uint64_t missing, struct victims *v)
 {
     uint64_t wanted = missing + MIN(missing, 16 * MIB), freed = 0, now;
@@ -281,7 +282,7 @@ int store_make_room(struct store *s, const char *bucket, uint64_t bytes, struct 
         if (!p->loaded || atomic_load(&p->failed))
             continue;
         uint64_t missing = store_shortage(p, bytes);
-        missing = missing ? missing : bytes; /* the file system refused it all the same */
+        missing = missing ? missing : bytes; /* the file system refused it nevertheless */
         if (has_enough(p, id, missing, v))
             freed = free_on(p, id, missing, v);
     }

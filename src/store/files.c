@@ -4,7 +4,8 @@
  *
  * Happy path: 64 empty files are made, their folder is flushed once, and each PUT takes one. So a PUT waits for its data and for the log,
  * never for a folder. The numbers were announced in the log: what a crash leaves unused is found by them and unlinked.
- * Failure modes: no room, a dead disk: what store_path_error makes of it; files made until then stay outstanding until the next start.
+ * Failure modes: no room, a dead disk: the error of store_path_error; files made until then stay outstanding
+ * until the next start.
  * Invariants: a number that was made is spare, busy, or in the index; none is given out twice.
  */
 #include "store/internal.h"

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * find.c: on which path a key is, and on which one it shall be.
+ * find.c: the path that has a key, and the path that a new object gets.
  *
- * Where: every path's index is asked, the newest version counts. So nothing moves when paths come or go.
- * Whither: highest random weight (Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", IEEE/ACM ToN 1998) over the
- * paths that are in order and have room, weighted by what they may hold (Schindelhauer and Schomaker, "Weighted Distributed Hash Tables",
- * SPAA 2005: the logarithmic method).
+ * Look-up: every path's index is asked, the newest version counts. So nothing moves when paths come or go.
+ * Placement: highest random weight (Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit
+ * Rates", IEEE/ACM ToN 1998) over the paths that are in order and have room, weighted by what they may hold
+ * (Schindelhauer and Schomaker, "Weighted Distributed Hash Tables", SPAA 2005: the logarithmic method).
  */
 #include "store/internal.h"
 
@@ -118,7 +118,7 @@ int store_find(struct store *s, const struct ikey *k, bool touch, struct found *
             store_etag_format(item.value.etag, item.value.parts, text, ret->etag);
             ret->has_remote = remote;
             ret->remote[0] = 0;
-            if (remote) /* rarely: every GET comes by here */
+            if (remote) /* rare: every GET runs this code */
                 snprintf(ret->remote, sizeof(ret->remote), "%s", remote);
             if (touch)
                 atomic_store_explicit(item.clock, 1, memory_order_relaxed);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * format.h: what the store's files look like. Pure; what is read is checked, and fuzzed.
+ * format.h: the layout of the store's files. Pure; input is checked, and fuzzed.
  *
  *   object     | payload | zeros, where direct I/O wants whole pages | trailer | footer |        trailer_bytes = trailer and footer
  *   log        | header | record | record ...                                                  a record: length, CRC, number, type, ...
@@ -64,14 +64,14 @@ enum log_type {
     LOG_PUT = 1,  /* value, key, extra */
     LOG_DELETE,   /* value (its seq counts), key */
     LOG_ALLOCATE, /* value.file: the first of value.bytes numbers of files that are about to be made */
-    LOG_CLOSE,    /* the store was closed in order; nothing is under way */
-    LOG_MARK,     /* nothing but what `unflushed` says */
+    LOG_CLOSE,    /* the store was closed in order; nothing is in flight */
+    LOG_MARK,     /* only carries `unflushed` */
 };
 #define LOG_UNFLUSHED_MAX 255u
 struct log_record {
     enum log_type type;
-    /* So many records before it were not known to be on the disk when it was written; LOG_UNFLUSHED_MAX: that many, or more. All before these were
-     * flushed: if one of them is not there, the log is damaged. */
+    /* So many records before it were not known to be on the disk when it was written; LOG_UNFLUSHED_MAX: that
+     * many, or more. All earlier ones were flushed: if one of them is missing, the log is damaged. */
     uint8_t unflushed;
     struct index_value value;
     const uint8_t *key, *extra;
@@ -79,7 +79,7 @@ struct log_record {
 };
 struct log_header {
     uint64_t number;
-    /* Of the log before it, which is so the second place that knows: records that are on the disk, and where the last of them ends. 0: not known. */
+    /* Of the log before, as a second copy: its records on the disk, and the end of the last. 0: unknown. */
     uint64_t before_records, before_end;
 };
 void store_log_header_put(uint8_t out[LOG_HEADER_BYTES], const uint8_t path_id[16],

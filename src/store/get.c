@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * get.c: objects, open: found in the index, opened once, shared by all who read them, and kept open for the next.
+ * get.c: objects, open: found in the index, opened once, shared by all readers, and kept open for the next.
  *
- * Happy path: a hot object is a look into the index and one into the table of open ones; no system call. A cold one is opened, its trailer read
- * and held against the index; a small one is read whole, and verified.
+ * Happy path: a hot object is a look into the index and one into the table of open ones; no system call. A
+ * cold one is opened, its trailer read and compared with the index; a small one is read whole, and verified.
  * Failure modes: a file that is replaced between the two is looked up again. A wrong checksum marks the object: from then on reads are
  * LEAT_CORRUPT, until it is stored again (or evicted and fetched, where the remote has it).
  * Invariants: a holder of an object holds its descriptor; the table holds one reference, and releases the least recently used above its cap.
@@ -17,7 +17,7 @@
 #include "base/log.h"
 #include "disk/direct.h"
 
-#define BODIES_BYTES (64 * MIB) /* of small objects, kept with those that are open */
+#define BODIES_BYTES (64 * MIB) /* for the bodies of small objects, kept with open ones */
 
 struct obj {
     struct store_obj pub;
@@ -150,7 +150,7 @@ static void obj_free(struct obj *obj)
     free(obj);
 }
 
-/* The last close of a file that was unlinked frees its blocks: milliseconds for a large one, and this may be an event loop. */
+/* The last close of an unlinked file frees its blocks: milliseconds for a large one, too long for an event loop. */
 static bool close_later(struct obj *obj)
 {
     struct store *s = obj->store;
@@ -253,7 +253,7 @@ const uint32_t *store_obj_block_crcs(const struct store_obj *pub, uint64_t *ret_
     return obj_of(pub)->trailer.crcs;
 }
 
-/* One file cannot be read: never marked, as a cable is mended more easily than a decision (0100). */
+/* One file cannot be read. It is never marked: an unreadable file may be a cable's fault (0100). */
 static int unreadable(struct store *s, struct path *p, const struct ikey *k, uint64_t file, uint64_t seq,
                       int rc, const char *text, struct leat_error *err)
 {
@@ -395,13 +395,13 @@ static int obj_new(struct store *s, const struct ikey *k, const struct found *f,
     obj->pub.meta = t->meta;
     obj->pub.meta_len = t->meta_len;
     obj->pub.remote = t->remote;
-    if (remote) /* told after it was stored */
+    if (remote) /* set after it was stored */
         obj->pub.remote = memcpy((char *)&obj->verified[words], f->remote, remote);
     *ret = obj;
     return 0;
 }
 
-/* -ENOENT: the file is gone. LEAT_CORRUPT: its trailer is not what the index says. */
+/* -ENOENT: the file is gone. LEAT_CORRUPT: its trailer contradicts the index. */
 static int open_file(struct store *s, const struct ikey *k, const struct found *f, struct obj **ret)
 {
     char name[PATH_FILE_MAX];
@@ -439,7 +439,8 @@ static int open_error(struct store *s, const struct ikey *k, const char *bucket,
     return unreadable(s, f->path, k, f->value.file, f->value.seq, rc, text, err);
 }
 
-/* All of a small object, verified; kept with it where it is few bytes and there is room, which comes back when the object goes. */
+/* All of a small object, verified. It is kept with the object where it is short and there is room; the room
+ * comes back when the object goes. */
 static int read_small(struct obj *obj, struct leat_error *err)
 {
     uint64_t bytes = obj->pub.info.bytes;
@@ -493,7 +494,7 @@ int store_open(struct store *s, const struct ikey *k, const char *bucket, struct
             store_obj_unref(&obj->pub);
             return rc;
         }
-        /* Who changes it later forgets what the table holds; who did so while it was verified found nothing there yet. */
+        /* A later change drops it from the table; one during the verification found nothing there. */
         if (same)
             keep_open(s, obj);
         if (same && (store_find(s, k, false, &again) < 0 || again.value.seq != f.value.seq ||

@@ -3,8 +3,9 @@
  * index.c: the sorted index of one path.
  *
  * Happy path: store_index_find looks at the changes, at the frozen ones, and in the snapshot by bisection; a cursor walks over the three in step.
- * Failure modes: none of its own: what needs memory is made before (store_index_node_new), so that what the log has promised can be kept.
- * Invariants: a key stands once in each of the three; the newest is the truth, and a dead one hides those behind it.
+ * Failure modes: none of its own: nodes are allocated before (store_index_node_new), so that a logged change
+ * cannot fail.
+ * Invariants: a key is once in each of the three; the newest counts, and a dead one hides those behind it.
  */
 #include "store/index.h"
 
@@ -47,7 +48,7 @@ static struct index_node *list_seek(struct index_list *l, const void *key, size_
     struct index_node **links = l->head, *past = NULL;
     for (int level = INDEX_LEVELS - 1; level >= 0; level--) {
         struct index_node *n;
-        /* What was found not to be below on the level above need not be compared again. */
+        /* A node that was not below on the level above need not be compared again. */
         while ((n = links[level]) && n != past &&
                store_index_compare(index_node_key(n), n->key_len, key, key_len) < 0)
             links = n->next;
@@ -62,7 +63,7 @@ struct index_node *store_index_node_new(struct index *x, const struct index_valu
                                         size_t key_len, const void *extra, size_t extra_len)
 {
     assert(key_len <= INDEX_KEY_MAX && extra_len <= INDEX_EXTRA_MAX);
-    /* The key's own hash says how high: the same in every run, and no lock for a generator. */
+    /* The height follows from the key's own hash: the same in every run, and no lock for a generator. */
     uint64_t h = 0;
     for (size_t i = 0; i < key_len; i++)
         h = h * 0x100000001b3ull + ((const uint8_t *)key)[i] + 1;
@@ -84,7 +85,7 @@ struct index_node *store_index_node_new(struct index *x, const struct index_valu
     return n;
 }
 
-/* Returns what stood there before with the same key, unlinked, or NULL. */
+/* Returns the node that had the same key, unlinked, or NULL. */
 static struct index_node *list_put(struct index_list *l, struct index_node *node)
 {
     struct index_node **links[INDEX_LEVELS];
@@ -222,7 +223,7 @@ bool store_index_apply(struct index *x, struct index_node *node, struct index_va
     return had;
 }
 
-/* The smallest key under the three hands; where two are at the same, the newest speaks for it. */
+/* The smallest key under the three cursors; of equal keys the newest version counts. */
 static void pick(struct index_cursor *c)
 {
     struct snapshot *s = c->snapshot;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * index.h: what one path holds, sorted by key: a mapped snapshot, and in front of it what changed since, in one skip list or two (`frozen`
- * while a new snapshot is being written out of it).
+ * index.h: the objects of one path, sorted by key: a mapped snapshot, and in front of it later changes, in
+ * one skip list or two (`frozen` while a new snapshot is being written out of it).
  *
  *     look-up:  changed ─▶ frozen ─▶ snapshot            list: the three merged, the newest of equal keys wins
  *

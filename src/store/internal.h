@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * internal.h: what the sources of the store share.
+ * internal.h: shared by the sources of the store.
  *
- * Locks, in the order in which they are taken: every path's commits (shared) ─▶ a key's stripe ─▶ path.files ─▶ log.lock | index.lock | open.lock.
- * `commits` is held shared from a record's append to what follows from it (the index, files unlinked), and alone for the moment in which a
- * new log begins: so a snapshot holds all that the logs before it say, and nothing is half done at that point.
+ * Locks, in the order in which they are taken: every path's commits (shared) ─▶ a key's stripe ─▶ path.files
+ * ─▶ log.lock | index.lock | open.lock. `commits` is held shared from a record's append to its effects (the
+ * index, files unlinked), and exclusively while a new log begins. So a snapshot contains all logs before it,
+ * and no change is half done at that point.
  */
 #ifndef STORE_INTERNAL_H
 #define STORE_INTERNAL_H
@@ -41,12 +42,13 @@ struct store_log {
     uint64_t number, nth; /* of the file; of the next record */
     uint64_t end;         /* of records */
     uint64_t zeroed;      /* written ahead with zeros, so that a flush has no sizes to store */
-    uint64_t marked;      /* a record says that those before this one are on the disk; a number like nth */
+    /* A record confirms that those before this one are on the disk; a number like nth */
+    uint64_t marked;
     pthread_mutex_t sync_lock;
     pthread_cond_t synced_cond;
     uint64_t synced, synced_nth; /* records before this offset, and before this number, are on the disk */
     bool syncing;
-    int sync_rc;    /* a flush failed: what was not on the disk then never is known to be */
+    int sync_rc;    /* a flush failed: later records are never known to be on the disk */
     uint64_t first; /* number of the oldest log that is needed */
 };
 
@@ -60,7 +62,7 @@ struct path {
     unsigned number;
     char dir[PATH_NAME_MAX];
     uint8_t id[16];
-    bool member; /* known to the store, but not given or not there: nothing of it is loaded */
+    bool member; /* a member of the store that was not given or is missing: nothing of it is loaded */
     int lock_fd;
     uint64_t device;     /* of its file system; 0: not known */
     uint64_t weight_mib; /* its share of new objects, from leat-store; 0: not known, counts as 1 */
@@ -77,7 +79,8 @@ struct path {
     pthread_rwlock_t commits;
     struct store_log log;
     uint64_t snapshot_number;
-    struct snapshot_header frozen_header; /* of the snapshot under way, while there is frozen_outstanding */
+    /* Of the snapshot being written, while there is frozen_outstanding */
+    struct snapshot_header frozen_header;
     uint64_t *frozen_outstanding;
     /* files made and not in the index: spare ones, and those being written */
     pthread_mutex_t files_lock;
@@ -90,7 +93,7 @@ struct path {
     _Atomic uint64_t errors, corrupt, evicted, evicted_bytes;
     _Atomic uint64_t orphans;       /* files in orphans/ */
     int64_t orphans_since_ns;       /* when the oldest of them was moved there; of the background thread */
-    _Atomic uint64_t pending_bytes; /* of puts under way, not in the index yet */
+    _Atomic uint64_t pending_bytes; /* of puts in flight, not in the index yet */
     _Atomic bool over_high;
     struct scrub *scrub;         /* NULL: not loaded */
     uint8_t hand[INDEX_KEY_MAX]; /* of the eviction's clock */
@@ -99,9 +102,9 @@ struct path {
 
 struct bucket {
     struct store_bucket b;
-    unsigned commits; /* under way: what changes the bucket itself waits for them */
+    unsigned commits; /* in flight: a change of the bucket waits for them */
     bool deleting;
-    bool changing;   /* those that come wait */
+    bool changing;   /* later commits wait */
     uint64_t has[2]; /* of each copy: bits of paths that have this version; known when all were read */
     uint64_t
         astray; /* of paths where it says what was refused: nothing is stored in it until that is written over */
@@ -138,7 +141,8 @@ struct store {
     uint64_t deleted[STORE_STRIPES]; /* the highest number of a deletion under each, which guards it */
     _Atomic uint64_t seq;
 
-    pthread_mutex_t buckets_write; /* one change at a time; before buckets_lock, which guards what is seen */
+    /* One change at a time; before buckets_lock, which guards what readers see */
+    pthread_mutex_t buckets_write;
     pthread_mutex_t buckets_lock;
     pthread_cond_t buckets_cond;
     struct bucket **buckets; /* by name */
@@ -150,8 +154,8 @@ struct store {
     pthread_mutex_t uploads_lock;
     pthread_cond_t uploads_cond;
     struct list uploads, upload_chains[UPLOAD_CHAINS]; /* all; by id */
-    atomic_bool uploads_full;   /* they were found to have all of their room, and none has ended since */
-    struct budget uploads_room; /* of the budget, what they may take */
+    atomic_bool uploads_full;   /* no room was left for another upload, and none has ended since */
+    struct budget uploads_room; /* their part of the budget */
 
     _Atomic unsigned writers; /* threads of large PUTs; those beyond STORE_WRITERS_MAX go without */
     struct open_files open;
@@ -199,13 +203,14 @@ int store_buckets_load(struct store *s, struct leat_error *err);
 void store_buckets_free(struct store *s);
 /* restore.c: of a bucket whose description is damaged. 0: it has no objects. */
 uint32_t store_bucket_lost_id(struct store *s, const char *name);
-/* What was refused, and could not be taken back, is tried again. */
+/* Refused changes that could not be undone are tried again. */
 void store_buckets_tick(struct store *s);
 /* id and flags of a bucket. STORE_NO_BUCKET. */
 int store_bucket_find(struct store *s, const char *name, uint32_t *ret_id, uint32_t *ret_flags,
                       struct leat_error *err);
-/* Between the two the bucket stays, in front of what it is. STORE_NO_BUCKET: it is gone, or another one by now; STORE_UNAVAILABLE: not all disks say so. Not to be entered twice: who changes it
- * would wait for the first, and the second for him. */
+/* Between the two calls the bucket stays, and so does its remote. STORE_NO_BUCKET: it is gone, or another one
+ * by now; STORE_UNAVAILABLE: not all disks have an answer. A thread must not enter twice: a change would wait
+ * for the first, and the second for the change. */
 int store_bucket_enter(struct store *s, const char *name, uint32_t id, bool *ret_remote,
                        uint64_t *ret_remote_id, struct leat_error *err);
 /* As store_bucket_enter, for callers that store nothing, but note something of what is there already. */
@@ -222,10 +227,11 @@ int store_paths_open(struct store *s, const struct store_config *config, struct 
 void store_path_close(struct path *p);
 /* Leaves the path, with one line in the log. */
 void store_path_fail(struct path *p, const char *why);
-/* What an I/O error means: LEAT_NO_SPACE, -ENOMEM, -EMFILE; anything else leaves the path: STORE_UNAVAILABLE. */
+/* The meaning of an I/O error: LEAT_NO_SPACE, -ENOMEM, -EMFILE; others leave the path: STORE_UNAVAILABLE. */
 int store_path_error(struct path *p, int rc, const char *what, struct leat_error *err);
-/* What it means that one file cannot be opened or read: that object is STORE_UNAVAILABLE (-ENOMEM, -EMFILE: try again), the path continues. It is
- * left when UNREADABLE_MAX different files failed and none could be read between them: the same bad one, asked for again and again, is one. */
+/* One file cannot be opened or read: that object is STORE_UNAVAILABLE (-ENOMEM, -EMFILE: try again), and the
+ * path continues. The path is left when UNREADABLE_MAX different files failed and none could be read between
+ * them: repeated failures of one file count once. */
 int store_path_unreadable(struct path *p, uint64_t file, int rc, const char *text, struct leat_error *err);
 void store_path_readable(struct path *p); /* a file was read */
 void store_path_file_name(const struct path *p, uint64_t file, char out[PATH_FILE_MAX]);
@@ -248,13 +254,14 @@ int store_files_outstanding(struct path *p, uint64_t **ret_ids, uint64_t *ret_n)
 
 /* log.c */
 int store_log_start(struct path *p, const struct log_header *h, struct leat_error *err);
-/* The same with one that is there, and empty. h: the header that it gets, on the disk before a record is; NULL: its own is right. */
+/* The same with an existing, empty log. h: the header that it gets, on the disk before a record is; NULL: its
+ * own is right. */
 int store_log_resume(struct path *p, uint64_t number, const struct log_header *h, struct leat_error *err);
-/* The clean end: said in this log, and how long it is in the next one. */
+/* The clean end: recorded in this log; the next one has its length. */
 void store_log_end(struct path *p);
 int store_log_append(struct path *p, const struct log_record *r, uint64_t *ret_end, struct leat_error *err);
 int store_log_sync(struct path *p, uint64_t end, struct leat_error *err);
-/* A record that says what was flushed, if none does; not flushed itself. For when nothing else is written. */
+/* Appends a record that confirms the flushed ones, if none does; not flushed. For times without writes. */
 void store_log_mark(struct path *p);
 int store_log_switch(struct path *p, int fd, uint64_t number); /* commits is held alone */
 int store_log_create(struct path *p, const struct log_header *h, int *ret_fd);
@@ -269,7 +276,8 @@ bool store_path_wants_compaction(struct path *p);
 
 /* --- objects ------------------------------------------------------------------------------------------------------------ */
 
-/* Where the newest version of a key is. found: item's value is copied, texts are not. Failed paths: STORE_UNAVAILABLE where they may matter. */
+/* The place of the newest version of a key. found: item's value is copied, texts are not. Failed paths:
+ * STORE_UNAVAILABLE where they may matter. */
 struct found {
     struct path *path;
     struct index_value value;
@@ -283,24 +291,25 @@ struct path *store_place(struct store *s, const struct ikey *k, unsigned nth);
 
 int store_open_init(struct open_files *o, unsigned cap);
 void store_open_fini(struct store *s);
-void store_open_close(struct store *s); /* what is `closing`: may free much of a disk */
+void store_open_close(struct store *s); /* those in `closing`: may free much of a disk */
 void store_open_forget(struct store *s, struct path *p, uint64_t file);
 struct store_obj *store_open_find(struct store *s, struct path *p, uint64_t file, uint64_t seq);
 int store_open(struct store *s, const struct ikey *k, const char *bucket, struct store_obj **ret_obj,
                struct leat_error *err);
-/* The trailer says the same as the index. */
+/* Whether the trailer agrees with the index. */
 bool store_trailer_belongs(const struct trailer *t, const struct index_value *v, const struct ikey *k);
 /* This version is damaged: evicted where the remote has it, else marked. */
 void store_found_corrupt(struct store *s, struct path *p, const struct ikey *k, uint64_t seq);
 
-/* change.c: what a change does to log, index and files. commits and the key's stripe are held by the caller. */
+/* change.c: the effects of a change on log, index and files. The caller holds commits and the stripe. */
 struct change {
     struct path *path;
     struct index_node *node;
     uint64_t end;      /* of its record in the log */
     uint64_t old_file; /* to be unlinked after the flush; 0: none */
 };
-/* commits of all paths, shared: before a key's stripe, since who waits for both, with a snapshot waiting in between, would wait for ever. */
+/* commits of all paths, shared: before a key's stripe. In the other order, with a snapshot waiting in
+ * between, a thread that holds one would wait for ever. */
 void store_commits_enter(struct store *s);
 void store_commits_leave(struct store *s);
 int store_change_append(struct change *c, struct leat_error *err);
@@ -308,7 +317,8 @@ void store_change_apply(struct change *c);
 /* Appended, flushed, and only then applied. The node is used up in any case: after a flush that failed the key's state is unknown. */
 int store_change_make(struct change *c, struct leat_error *err);
 void store_change_finish(struct store *s, struct change *c);
-/* What paths other than `newest` have of the key goes, durably; `seq`: of these deletions. Those that have failed are left out. */
+/* Removes versions of the key from paths other than `newest`, durably; `seq`: of these deletions. Failed
+ * paths are skipped. */
 int store_remove_older(struct store *s, const struct ikey *k, const struct path *newest, uint64_t seq,
                        struct leat_error *err);
 int store_remove(struct store *s, const struct ikey *keys, const uint64_t *seqs, unsigned n, int *ret_codes,
@@ -341,7 +351,7 @@ void store_writer_begin(struct writer *w, const void *data, size_t n, uint64_t a
 int store_writer_wait(struct writer *w); /* 0 or -errno, of the last one */
 void store_writer_free(struct writer *w);
 
-/* Adds an open file's bytes, whose block CRCs are known, without a look at them where blocks fall on blocks. */
+/* Adds an open file's bytes, whose block CRCs are known, without reading them where blocks fall on blocks. */
 int store_put_copy(struct store_put *put, int fd, uint64_t bytes, const uint32_t *crcs, uint32_t crc,
                    struct leat_error *err);
 /* The put is the object of an upload: with its record the upload's is deleted, at once or not at all; then, or when it is cancelled, store_upload_ended. */
@@ -349,7 +359,7 @@ struct put_ending {
     struct upload *upload;
     const char *id;
     char etag[STORE_ETAG_MAX + 1];
-    struct store_commit commit; /* what the upload was begun with: meta, remote, flags */
+    struct store_commit commit; /* from the upload's begin: meta, remote, flags */
 };
 void store_put_ends(struct store_put *put, const struct put_ending *ending);
 
@@ -359,7 +369,7 @@ void store_put_ends(struct store_put *put, const struct put_ending *ending);
 void store_upload_key(uint32_t bucket_id, const uint8_t id[16], unsigned part, struct ikey *ret);
 bool store_upload_id_parse(const char *text, uint8_t ret_id[16]);
 void store_upload_ended(struct store *s, struct upload *u, bool done); /* takes the reference */
-/* Between the two no one completes or aborts it. */
+/* Between the two calls no thread completes or aborts it. */
 int store_upload_enter(struct store *s, struct upload *u, struct leat_error *err);
 void store_upload_leave(struct store *s, struct upload *u);
 void store_upload_ref(struct store *s, struct upload *u);
@@ -374,11 +384,11 @@ int store_uploads_abort(struct store *s, uint32_t bucket_id, struct leat_error *
 
 /* evict.c: one turn, over all paths */
 void store_evict_turn(struct store *s);
-/* What cannot be read, or is damaged, goes where the remote has it: this version, or nothing. True: it is gone, and is fetched again on demand. */
+/* Drops this version, unreadable or damaged, where the remote has it. True: gone, and fetched again on demand. */
 bool store_give_up(struct store *s, const struct ikey *k, uint64_t seq);
 void store_kick(struct store *s);
 
-/* scrub.c: of a loaded path; its thread is another matter */
+/* scrub.c: of a loaded path; its thread is started separately */
 int store_scrub_new(struct path *p, struct leat_error *err);
 int store_scrub_run(struct path *p, struct leat_error *err);
 void store_scrub_end(struct path *p); /* also of one that has none */

@@ -31,12 +31,13 @@ struct store_io {
 
 extern const struct store_io store_io_real;
 
-/* All of it, or -errno: EINTR and short writes are gone over. */
+/* All of it, or -errno: EINTR and short writes are retried. */
 int store_io_write(const struct store_io *io, int fd, const void *data, size_t n, uint64_t offset);
 /* All of it: -ENODATA where the file ends before. */
 int store_io_read(const struct store_io *io, int fd, void *dst, size_t n, uint64_t offset);
-/* A file that is there as a whole or not at all: written beside, flushed, renamed, its folder flushed. `dir`/`name`. *ret_named (may be NULL): it has its
- * name, also where the flush of the folder failed: who comes next reads it. */
+/* A file that is there as a whole or not at all: written under another name, flushed, renamed, its folder
+ * flushed. `dir`/`name`. *ret_named (may be NULL): it has its name, also where the flush of the folder
+ * failed; later readers then find it. */
 int store_io_replace(const struct store_io *io, const char *dir, const char *name, const void *data, size_t n,
                      bool *ret_named);
 

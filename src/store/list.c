@@ -2,10 +2,10 @@
 /*
  * list.c: the keys of a bucket in order, over all paths at once.
  *
- * Happy path: a cursor in each path's index, all moved on in step; the newest version of equal keys speaks for it. Behind a common prefix
- * the cursors are set again, so that a folder of a million keys costs one step.
- * Failure modes: a path whose index was never loaded makes a list incomplete: STORE_UNAVAILABLE, as who mirrors by it would delete. So does a key
- * whose state is unknown after a failed flush.
+ * Happy path: a cursor in each path's index, all moved in step; the newest version of equal keys speaks for
+ * it. Behind a common prefix the cursors are set again, so that a folder of a million keys costs one step.
+ * Failure modes: a path whose index was never loaded makes a list incomplete: STORE_UNAVAILABLE, as a mirror
+ * would delete what is missing. So does a key whose state is unknown after a failed flush.
  * Invariants: the locks of all indexes are held (shared) from the first to the last entry of a page.
  */
 #include "store/internal.h"
@@ -64,7 +64,7 @@ static const uint8_t *find_bytes(const uint8_t *in, size_t len, const void *what
     return what_len == 1 ? memchr(in, *(const uint8_t *)what, len) : memmem(in, len, what, what_len);
 }
 
-/* Where to begin; false: nothing can be there. */
+/* The first position; false: the list is empty. */
 static bool start(struct listing *l, uint32_t id, const struct store_list_spec *spec)
 {
     struct ikey k, after;
@@ -80,7 +80,7 @@ static bool start(struct listing *l, uint32_t id, const struct store_list_spec *
         if (spec->after_prefix)
             next_len = behind(next, next_len);
         else
-            next[next_len++] = 0; /* the very next key that can be */
+            next[next_len++] = 0; /* the next possible key */
         if (next_len == 0)
             return false;
         if (store_index_compare(next, next_len, l->start, len) > 0) {

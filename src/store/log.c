@@ -2,14 +2,16 @@
 /*
  * log.c: the index log of a path: appended, and flushed for several at once.
  *
- * Happy path: store_log_append writes a record at the end; store_log_sync returns when it is on the disk. One of those who wait flushes, for all that was
- * appended until then; the others sleep, and one of them takes over.
- * Failure modes: a record that could not be written whole is overwritten by the next one (it parses as none). After a failed flush the
- * path is left: the content of the disk is unknown (the kernel reports it once, and forgets).
- * A log's header says how many records the one before has on the disk, as far as that is known: at a start, at a clean end (which leaves the next one, empty),
- * and where a snapshot begins. So the end of a log cannot get lost unseen.
- * Invariants: records stand in the order of their numbers; zeros are behind the last. Each says how many before it were not known to be on the disk, so
- * that a start can tell a record that never got there from one that rotted (recover.c).
+ * Happy path: store_log_append writes a record at the end; store_log_sync returns when it is on the disk. One
+ * of the waiting threads flushes what was appended until then; the others sleep, and one of them takes over.
+ * Failure modes: a record that could not be written whole is overwritten by the next one (it parses as none).
+ * After a failed flush the path is left: the content of the disk is unknown (the kernel reports it once, and
+ * forgets). A log's header says how many records the one before has on the disk, as far as that is known: at
+ * a start, at a clean end (which leaves the next one, empty), and where a snapshot begins. So the loss of a
+ * log's end is detected.
+ * Invariants: records are in the order of their numbers; zeros are behind the last. Each has the number of
+ * earlier ones that were not known to be on the disk. So a start can tell a record that never got there from
+ * one that rotted (recover.c).
  */
 #include "store/internal.h"
 
@@ -44,7 +46,8 @@ int store_log_create(struct path *p, const struct log_header *h, int *ret_fd)
     return 0;
 }
 
-/* What is on the disk of the log before: in the new one's header, and flushed with its first records. Without it a lost end is found by its files only. */
+/* Puts the known length of the log before into the new one's header, flushed with its first records. Without
+ * it a lost end is found only by its files. */
 static void note_before(struct path *p, int fd, uint64_t number)
 {
     const struct store_log *log = &p->log;
@@ -55,7 +58,7 @@ static void note_before(struct path *p, int fd, uint64_t number)
         log_debug("%s: a log's header cannot be written", p->dir);
 }
 
-/* Everyone's records are flushed by now: commits is held alone. Returns the descriptor of the log before. */
+/* All records are flushed by now: commits is held exclusively. Returns the descriptor of the log before. */
 int store_log_switch(struct path *p, int fd, uint64_t number)
 {
     struct store_log *log = &p->log;
@@ -126,7 +129,7 @@ static void zero_ahead(struct path *p, uint64_t until)
     struct store_log *log = &p->log;
     if (until <= log->zeroed)
         return;
-    /* Records may stand behind what was zeroed, from when there was no room for zeros: they are not gone over. */
+    /* Records from when there was no room for more zeros lie behind these: they are not overwritten. */
     uint64_t at = MAX(log->zeroed, log->end), end = align_up(until, AHEAD);
     for (; at < end; at += MIN(end - at, sizeof(zeros)))
         if (store_io_write(p->store->io, log->fd, zeros, MIN(end - at, sizeof(zeros)), at) < 0)

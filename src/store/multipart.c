@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * multipart.c: uploads in parts: begin, parts, the end. Which there are is uploads.c's.
+ * multipart.c: uploads in parts: begin, parts, the end. uploads.c has the list of them.
  *
  * An upload, and each of its parts, is an object in a bucket of number 0 that no name leads to; so they are durable, logged and
  * found after a restart like all others:
@@ -88,7 +88,7 @@ int store_upload_begin(struct store *s, const char *bucket, const void *key, siz
         store_upload_free(s, u);
         return rc;
     }
-    /* Until it is in the list the bucket stays: a deletion that looked in between would leave an upload into no bucket. */
+    /* The bucket stays until the upload is in the list: a deletion in between would orphan it. */
     rc = upload_write(s, u, err);
     if (rc == 0) {
         memcpy(ret_id, u->text, sizeof(u->text));
@@ -278,8 +278,9 @@ static int check_parts(struct upload *u, const struct store_part *named, unsigne
     uint64_t bytes = 0;
     for (unsigned i = 0; rc == 0 && i < n; i++) {
         if (i > 0 && named[i].number <= named[i - 1].number)
-            rc = error_set(err, LEAT_INVALID, "part %u stands behind part %u: parts are named in order",
-                           named[i].number, named[i - 1].number);
+            rc = error_set(err, LEAT_INVALID,
+                           "part %u is listed behind part %u: list parts in ascending order", named[i].number,
+                           named[i - 1].number);
         while (at < have && there[at].number < named[i].number)
             at++;
         if (rc == 0 &&

@@ -2,9 +2,11 @@
 /*
  * orphans.c: files with a whole trailer that no record of the log names.
  *
- * They are either PUTs that ended between trailer and record (killed, or cut off from power) and were never acknowledged, or objects whose records the log
- * has lost. A start cannot tell the two apart, so it neither shows nor deletes them: they are moved to orphans/, named in the log of the daemon, and
- * counted. A kill leaves as many as there were PUTs in that short moment; so that they do not pile up, they go after 30 days, which is logged, too.
+ * They are either PUTs that ended between trailer and record (by a kill or a power cut) and were never
+ * acknowledged. Or they are objects whose records the log has lost. A start cannot tell the two apart, so it
+ * neither shows nor deletes them: they are moved to orphans/, named in the log of the daemon, and counted. A
+ * kill leaves as many as there were PUTs in that short moment; so that they do not pile up, they go after 30
+ * days, which is logged, too.
  */
 #include "store/internal.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * path.c: the folders that a store lives in: whose they are, and that no other process uses them.
+ * path.c: the folders of a store: their identity, and their locks against other processes.
  *
  *     PATH/lock                flock: one process
  *     PATH/leat-store          text: number of the store, of this path, its weight, and all members with the folders they were last seen in
@@ -8,13 +8,13 @@
  *     PATH/index/              log.N, snapshot.N
  *     PATH/objects/DIR/FILE    objects; names are numbers
  *     PATH/scrub               how far the scrub is
- *     PATH/damaged/            what a rebuild could make nothing of
+ *     PATH/damaged/            files that a rebuild could not identify
  *     PATH/orphans/            whole objects that no record of the log names
  *
  * Happy path: lock, read leat-store, hold its numbers against those of the other paths, load the index.
  * Failure modes: an empty folder where a member was seen before is a disk that is not mounted: left, not made again. A path that gives an
  * I/O error is left. Another store's path is refused.
- * Invariants: a path that is not given, but a member, is kept in mind as failed: what may lie on it is neither found nor not found.
+ * Invariants: a member path that is not given counts as failed: its objects are neither found nor not found.
  */
 #include "base/hex.h"
 #include "store/internal.h"

@@ -24,7 +24,7 @@ uint64_t store_shortage(struct path *p, uint64_t bytes)
     uint64_t free_bytes, total, missing;
     struct store *s = p->store;
     if (s->io->space(s->io, p->dir, &free_bytes, &total) < 0)
-        return 0; /* the write will tell */
+        return 0; /* the write reports it */
     uint64_t want = bytes == STORE_UNKNOWN_BYTES ? 0 : bytes, pending = atomic_load(&p->pending_bytes);
     missing = s->reserve_bytes + want > free_bytes ? s->reserve_bytes + want - free_bytes : 0;
     if (!s->capacity_bytes)
@@ -63,7 +63,8 @@ static int put_buffer(struct store_put *put, struct leat_error *err)
         return error_set(err, LEAT_BUSY,
                          "too many uploads at a time: no room for another buffer; try again later");
     }
-    /* Without an alignment the heap gives the same pages again and again; with one it maps and clears fresh ones each time. */
+    /* Without an alignment the heap returns the same pages again and again; with one it maps and clears fresh
+     * ones each time. */
     void *buf = put->direct ? NULL : malloc(put->charged);
     if (!buf && (!put->direct || posix_memalign(&buf, 4096, put->charged) != 0))
         return error_set(err, -ENOMEM, "no memory for a buffer of %zu bytes", put->cap);
@@ -71,10 +72,8 @@ static int put_buffer(struct store_put *put, struct leat_error *err)
     return 0;
 }
 
-/*
- * A second buffer for a large object, and a thread that writes the one while the other is filled and hashed. Where there is no room for them, or others
- * have enough of them, the two take turns.
- */
+/* A second buffer for a large object, and a thread that writes one while the other is filled and hashed.
+ * Where there is no room, or other puts have enough of them, one thread does both in turn. */
 static void start_writer(struct store_put *put)
 {
     struct store *s = put->store;
@@ -275,7 +274,7 @@ int store_put_settle(struct store_put *put, struct leat_error *err)
     return 0;
 }
 
-/* The full buffer to the writer, the other one for what comes next. */
+/* Gives the full buffer to the writer, and takes the other one for the next bytes. */
 static void hand_over(struct store_put *put)
 {
     store_writer_begin(put->writer, put->buf, put->fill,
@@ -316,7 +315,7 @@ void *store_put_room(struct store_put *put, size_t *ret_bytes)
     return put->buf + put->fill;
 }
 
-/* The CRC of each block, and of all: every byte is looked at once. */
+/* The CRC of each block, and of all blocks: every byte is read once. */
 static void put_checksum(struct store_put *put, const uint8_t *data, size_t n)
 {
     while (n > 0) {
@@ -494,7 +493,7 @@ static int64_t copy_in_kernel(struct store_put *put, int fd, uint64_t bytes)
         if (n == -EINTR)
             continue;
         if (n < 0 && at == 0 && n != -ENOSPC && n != -EIO)
-            return 0; /* EXDEV, EOPNOTSUPP, EINVAL ...: another way */
+            return 0; /* EXDEV, EOPNOTSUPP, EINVAL ...: copied by other means */
         if (n <= 0)
             return n < 0 ? n : -EIO;
         at += (uint64_t)n;

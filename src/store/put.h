@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* put.h: inside of a put: between put.c (its bytes, on their way to a file) and commit.c (its end). */
+/* put.h: internals of a put: between put.c (its bytes, on their way to a file) and commit.c (its end). */
 #ifndef STORE_PUT_H
 #define STORE_PUT_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* real.c: the store's files by system calls, and what stands on any table of operations. */
+/* real.c: the store's files by system calls, and functions over any table of operations. */
 #include "store/io.h"
 
 #include <fcntl.h>

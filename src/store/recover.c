@@ -4,10 +4,11 @@
  *
  * Happy path: map the newest snapshot, apply the logs from its number on, continue with a new log. After a crash, files that were deleted or
  * replaced are unlinked once more, and files made but never used as well: their numbers are in the log. Those that have a trailer are kept (orphans.c).
- * Failure modes: the torn end of a log is where it ends, also where whole records stand behind the first that is not: pages reach the disk in any order.
- * But where one of these says that the broken one had been flushed, or the next log that there were more, or a log is missing, that is damage: then every file is looked at, the newest
- * version of each key counts (numbers of versions only grow), deletions that can still be read in the logs are heeded, and files without a sound
- * trailer, or with one that cannot be read, go to damaged/.
+ * Failure modes: the torn end of a log is where it ends, also where whole records stand behind the first that
+ * is not: pages reach the disk in any order. It is damage if one of these states that the broken one had been
+ * flushed, if the next log counts more records, or if a log is missing. Then every file is looked at, and the
+ * newest version of each key counts (numbers of versions only grow). Readable deletions in the logs count
+ * too. Files without a readable, sound trailer go to damaged/.
  * Invariants: what was acknowledged has its record on the disk, or its file.
  */
 #include "base/array.h"
@@ -45,8 +46,8 @@ struct loading {
     struct numbers logs, snapshots, unused; /* unused: files made, not known to be an object's */
     struct numbers stale;                   /* files that are no object's any more */
     uint64_t newest;                        /* number of a log or snapshot */
-    struct log_header next;          /* of the log that this start makes: what it says of the one before */
-    struct log_header header, known; /* of the newest log: as it is; what it should say of the one before */
+    struct log_header next;          /* of the log that this start makes: what it records of the one before */
+    struct log_header header, known; /* of the newest log: as it is; as it should be about the one before */
     bool empty;                      /* the newest log has a header and nothing else */
     bool damaged, torn, closed;
 };
@@ -147,7 +148,8 @@ static int map_log(struct path *p, uint64_t number, void **ret_map, size_t *ret_
             *ret_bytes = (size_t)st.st_size;
         }
     }
-    /* Who was killed may have left records that no flush has seen. What is read here is acted on, so it has to outlast a power cut. */
+    /* A killed process may have left records that no flush has seen. The start acts on what it reads here, so
+     * it must outlast a power cut. */
     if (rc == 0)
         rc = io->datasync(io, fd);
     if (rc < 0 && *ret_map)
@@ -230,7 +232,7 @@ static int apply_record(struct loading *l, const struct log_record *r)
         return -ENOMEM;
     if (r->type == LOG_PUT)
         remove_unused(l, value.file);
-    /* Asked before: the record's bytes are the map's, the node's will be the index's. */
+    /* Read before: the record's bytes are the map's, the node's will be the index's. */
     const char *upload = store_extra_get(r->extra, r->extra_len, 'u');
     if (store_index_apply(&p->index, node, &old) && (r->type == LOG_DELETE || old.file != value.file)) {
         int rc = numbers_add(&l->stale, old.file);
@@ -240,7 +242,7 @@ static int apply_record(struct loading *l, const struct log_record *r)
     return upload ? end_upload(l, r, upload) : 0;
 }
 
-/* How many records this log has to have at least, as the next one says. 0: that is not known. */
+/* How many records this log must have at least, from the next one's header. 0: unknown. */
 static uint64_t records_of(struct path *p, uint64_t number, uint64_t *ret_end)
 {
     const struct store_io *io = p->store->io;
@@ -335,7 +337,7 @@ static bool index_key_is(const struct index_item *item, const struct ikey *k)
 
 /* --- out of the files ----------------------------------------------------------------------------------------------------- */
 
-/* over: what it says of the remote is not so any more. */
+/* over: its data about the remote is outdated. */
 static int node_of_trailer(struct path *p, const struct trailer *t, uint32_t trailer_bytes, bool over,
                            struct index_node **ret)
 {
@@ -394,7 +396,7 @@ int store_trailer_read(struct path *p, int fd, uint8_t **ret_data, uint32_t *ret
     return 0;
 }
 
-/* This file cannot be identified: it goes where the damaged ones are, and is named by its number. LEAT_CORRUPT, or the path is left. */
+/* This file cannot be identified: it is moved to damaged/, by number. LEAT_CORRUPT, or the path is left. */
 static int put_aside(struct path *p, uint64_t file, int rc)
 {
     store_path_unreadable(p, file, rc, "an object that is put aside into damaged/", NULL);
@@ -487,7 +489,7 @@ static int heed_deletion(struct loading *l, const struct log_record *r)
     return store_index_apply(&p->index, node, &old) ? numbers_add(&l->stale, old.file) : 0;
 }
 
-/* Are the bytes what the trailer says? 0, LEAT_CORRUPT, or another error. */
+/* Do the bytes match the trailer? 0, LEAT_CORRUPT, or another error. */
 static int verify_file(struct path *p, const char *name)
 {
     const struct store_io *io = p->store->io;
@@ -508,8 +510,9 @@ static int verify_file(struct path *p, const char *name)
     return rc;
 }
 
-/* The newest objects may have been under way at the crash: a trailer can reach the disk before what it is of. Those that are not whole
- * go to damaged/. Keys are the cursor's only under the lock, so one is looked for at a time. */
+/* The newest objects may have been in flight at the crash: a trailer can reach the disk before its payload.
+ * Those that are not whole go to damaged/. Keys are the cursor's only under the lock, so one is looked for at
+ * a time. */
 static int drop_torn(struct loading *l, bool *ret_any)
 {
     const uint64_t window = 600ull * 1000000000;
@@ -529,7 +532,7 @@ static int drop_torn(struct loading *l, bool *ret_any)
         at.len = c.item.key_len;
         store_path_file_name(p, c.item.value.file, name);
         int rc = verify_file(p, name);
-        if (rc == 0 || (rc < 0 && is_of_one_file(rc))) /* not read is not torn: a reader gets the error */
+        if (rc == 0 || (rc < 0 && is_of_one_file(rc))) /* unreadable is not torn: a reader gets the error */
             continue;
         if (rc != LEAT_CORRUPT)
             return rc;
@@ -547,7 +550,7 @@ static int drop_torn(struct loading *l, bool *ret_any)
     }
 }
 
-/* What such a one had replaced has its turn again. */
+/* The version that such an object had replaced counts again. */
 static int adopt_again(struct loading *l)
 {
     struct path *p = l->p;
@@ -601,7 +604,8 @@ static void unlink_file(struct path *p, uint64_t file)
     p->store->io->unlink(p->store->io, name);
 }
 
-/* Spare ones, and what was being written, go. One with a trailer may be an object whose record the log has lost; so may one that cannot be read. */
+/* Spare files, and files being written, go. One with a trailer may be an object whose record the log has
+ * lost; so may one that cannot be read. */
 static void drop_unused(struct path *p, uint64_t file)
 {
     const struct store_io *io = p->store->io;
@@ -630,7 +634,8 @@ static void drop_files(struct loading *l)
         unlink_file(l->p, l->stale.values[i]);
 }
 
-/* Files that no record announces in what is left of a log: they belong to what was not flushed. Folders are made in order, so most starts look at one. */
+/* Files that no record announces in the rest of a log: they belong to records that were not flushed. Folders
+ * are made in order, so most starts look at one. */
 static int find_unannounced(struct loading *l)
 {
     struct path *p = l->p;
@@ -688,7 +693,7 @@ static int load(struct loading *l, struct leat_error *err)
     p->log.first = l->logs.n ? MAX(l->logs.values[0], 1u) : 1;
     l->next.number = l->newest + 1;
     bool resumes = l->empty && !rebuilt && l->logs.values[l->logs.n - 1] == l->newest;
-    /* A snapshot that was cut off while it began left a header that says nothing of the log before. */
+    /* A snapshot that was cut off while it began left a header without data about the log before. */
     bool says = l->header.before_records || !l->known.before_records;
     rc = resumes ? store_log_resume(p, l->newest, says ? NULL : &l->known, err)
                  : store_log_start(p, &l->next, err);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * restore.c: the id of a bucket whose description is lost, as its objects have it: an id in the index that no bucket has, of objects whose trailers have the
- * bucket's name.
+ * restore.c: finds the id of a bucket whose description is lost: an id in the index that no bucket has, of
+ * objects whose trailers have the bucket's name.
  */
 #include <fcntl.h>
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * scrub.c: reads every object again, now and then, so that what rots is found while another copy is still there.
+ * scrub.c: reads every object again, periodically, so that damage is found while another copy is still there.
  *
- * Happy path: a thread for each path walks its index in the order of keys, reads each file past the page cache, and holds it against its checksums; at
- * a pace that makes a pass last as long as it may, in the kernel's idle class of I/O. Where it is stands in PATH/scrub.
+ * Happy path: a thread for each path walks its index in the order of keys, reads each file past the page
+ * cache, and compares it with its checksums; at a pace that makes a pass last as long as it may, in the
+ * kernel's idle class of I/O. Where it is stands in PATH/scrub.
  * Failure modes: a block that does not match, or cannot be read, is read once more. Then a clean object of a bucket with a remote is
  * evicted (the next read fetches it again); others are marked, named in the log, and kept in a list. A file that cannot be read
  * is the path's matter as well (store_path_unreadable). A position that cannot be written is a pass that begins again after a restart.
@@ -24,11 +25,11 @@
 #include "base/log.h"
 
 #define NEVER          UINT64_MAX
-#define DONE           UINT64_MAX  /* as at_block: all of the object at the position */
-#define OBJECT_COST    (64 * KIB)  /* beside its bytes: a seek or two */
-#define RATE_MIN       (1 * MIB)   /* a second: small stores are through sooner, and disks have their rest */
-#define STATE_MAX      (512 * KIB) /* of the file */
-#define FOUND_MAX      64u         /* damaged objects kept in mind */
+#define DONE           UINT64_MAX        /* as at_block: all of the object at the position */
+#define OBJECT_COST    (64 * KIB)        /* in addition to its bytes: a seek or two */
+#define RATE_MIN       (1 * MIB)         /* a second: small stores finish sooner, and disks rest */
+#define STATE_MAX      (512 * KIB)       /* of the file */
+#define FOUND_MAX      64u               /* damaged objects that are remembered */
 #define FIRST_PASS_NS  (3600 * NS_PER_S) /* after a path's first start */
 #define AFTER_START_NS (60 * NS_PER_S)   /* an interrupted pass continues */
 #define SAVE_NS        (300 * NS_PER_S)
@@ -49,7 +50,7 @@ struct scrub {
     uint64_t due_ns, saved_ns;
     bool idle_class;
     _Atomic uint64_t total_objects, total_bytes, total_repaired; /* since the start */
-    pthread_mutex_t lock;                                        /* guards what follows */
+    pthread_mutex_t lock;                                        /* guards the fields below */
     pthread_cond_t wake;
     bool stop, asked, changed;
     unsigned generation;         /* of passes: what was read for another one does not count */
@@ -126,7 +127,7 @@ static char *state_text(struct scrub *sc, size_t *ret_len)
     return NULL;
 }
 
-/* It is only where we are: what cannot be written is tried again later. */
+/* Only the position: a failed write is tried again later. */
 static void save(struct scrub *sc)
 {
     struct path *p = sc->p;
@@ -334,7 +335,7 @@ static bool pace(struct scrub *sc, unsigned generation, uint64_t cost)
     pthread_mutex_lock(&sc->lock);
     uint64_t now = clock_now_ns();
     bool asked = sc->asked;
-    /* What was not used up to a second ago is lost: no burst follows a pause. */
+    /* An allowance from more than a second ago is lost: no burst follows a pause. */
     sc->due_ns = MAX(sc->due_ns, now - NS_PER_S) + (uint64_t)((double)cost / (double)rate(sc) * 1e9);
     while (!sc->stop && sc->generation == generation && sc->asked == asked && clock_now_ns() < sc->due_ns)
         sleep_until(sc, sc->due_ns);
@@ -368,7 +369,8 @@ static void end_pass(struct scrub *sc)
              (unsigned long long)l->unreadable, (unsigned long long)l->repaired);
 }
 
-/* The next object of the pass. false: there is none, and the pass is ended, in the same moment: it may be begun again at any other. */
+/* The next object of the pass. false: there is none, and the pass has ended, under the same lock: another may
+ * begin at any time. */
 static bool next_subject(struct scrub *sc, struct subject *ret)
 {
     struct index_cursor c;
@@ -398,7 +400,7 @@ static bool next_subject(struct scrub *sc, struct subject *ret)
     return any;
 }
 
-/* Past the page cache, where that can be: the disk is asked, not what memory remembers of it. */
+/* Past the page cache, where possible: the disk is read, not memory's copy of it. */
 static int open_direct(const struct store_io *io, const char *name)
 {
     int fd = io->open(io, name, O_RDONLY | O_DIRECT, 0);
@@ -525,7 +527,7 @@ static void found_bad(struct scrub *sc, struct subject *o, enum verdict verdict,
     const char *name = name_of(p->store, &o->key, text);
     struct found newest;
     if (store_find(p->store, &o->key, false, &newest) < 0 || newest.value.seq != o->value.seq)
-        return; /* replaced or deleted since, or long ago, on another path that was away then */
+        return; /* replaced or deleted since; or long ago, on another path that was away then */
     flags = newest.value.flags;
     if (verdict == UNREADABLE) {
         add->unreadable++;
@@ -563,7 +565,7 @@ static void found_sound(struct scrub *sc, struct subject *o)
     store_path_readable(p);
     if (!(o->value.flags & STORE_CORRUPT) && is_current(p, &o->key, o->value.seq, &flags) &&
         flags & STORE_CORRUPT)
-        return; /* a reader has found what has rotted behind us: the next pass reads that */
+        return; /* a reader has found damage behind the position: the next pass reads that */
     if (o->value.flags & STORE_CORRUPT &&
         store_flag(p->store, &o->key, o->value.seq, STORE_CORRUPT, 0, NULL, false, NULL) == 0)
         log_info("%s: scrub: %s was marked as damaged, and is whole", p->dir,

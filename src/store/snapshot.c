@@ -4,10 +4,11 @@
  *
  * Happy path: a new log begins and the changes are frozen (for that moment no thread changes anything); then snapshot and frozen changes are
  * merged into a file while everything continues, which is flushed, renamed to its name and mapped; then the older logs go.
- * Failure modes: what cannot be written is dropped, the frozen changes stay in front, and the next turn tries again: the logs are
- * all there still. A snapshot that does not parse is as if there were none.
- * Invariants: snapshot N and the logs from N on are all of the index. Files that were unlinked until its log began are so on the disk too
- * (syncfs) before it gets its name, as from then on the log that announced it is not read.
+ * Failure modes: a snapshot that cannot be written is dropped, the frozen changes stay in front, and the next
+ * turn tries again: all logs are still there. A snapshot that does not parse is as if there were none.
+ * Invariants: snapshot N and the logs from N on are all of the index. Before a snapshot gets its name, files
+ * that were unlinked until its log began are so on the disk too (syncfs): the log that announced them is no
+ * longer read.
  */
 #include "store/internal.h"
 
@@ -160,7 +161,7 @@ static int write_snapshot(struct path *p, const char *tmp, struct snapshot_heade
     return w.rc;
 }
 
-/* Who was looked at lately is known of the new entries too. */
+/* Marks of recent use are carried over to the new entries. */
 static void carry_clock(struct index *x, struct snapshot *fresh)
 {
     struct index_cursor c;
@@ -169,7 +170,7 @@ static void carry_clock(struct index *x, struct snapshot *fresh)
         atomic_init(&fresh->clock[i], atomic_load_explicit(c.item.clock, memory_order_relaxed));
 }
 
-/* A new log, and all changes until now frozen. What goes into the header belongs to that moment. */
+/* A new log, and all changes until now frozen. The header describes that moment. */
 static int begin(struct path *p, struct snapshot_header *h, uint64_t **ret_outstanding)
 {
     struct index_list *fresh = store_index_list_new();

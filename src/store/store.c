@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* store.c: a store from its opening to its end, its background work, and what it says of itself. */
+/* store.c: a store from its opening to its end, its background work, and its status. */
 #include "store/internal.h"
 
 #include <time.h>
@@ -119,7 +119,8 @@ static void fini_locks(struct store *s)
     pthread_cond_destroy(&s->tick_cond);
 }
 
-/* All in order, so that the next start need not look for what was under way. Unlinked files are so on the disk before that is said. */
+/* Marks the store as closed in order, so that the next start need not look for unfinished work. Unlinked
+ * files are gone from the disk before that. */
 static void say_closed(struct path *p)
 {
     if (p->loaded && !atomic_load(&p->failed) && p->store->io->syncfs(p->store->io, p->dir) == 0)

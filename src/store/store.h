@@ -10,7 +10,7 @@
  * A key is 1 to 1,024 bytes of any value. A bucket's name is checked against S3's rules loosely (3 to 63 of [a-z0-9.-]; see
  * store_bucket_name_ok). Names of files are numbers, so nothing in a key can reach the file system.
  *
- * Codes beside those of leat/error.h, so that a door can tell them apart:
+ * Codes in addition to those of leat/error.h, so that a service can tell them apart:
  */
 #ifndef STORE_STORE_H
 #define STORE_STORE_H
@@ -87,10 +87,9 @@ struct store_bucket {
     uint32_t flags;
     int64_t created_ns; /* since 1970 */
     uint64_t version;   /* up by one with every change of the properties */
-    uint64_t
-        remote_id; /* names what it stands in front of: another number for another remote; not over a restart */
-    char *
-        props; /* opaque, NUL-terminated (JSON by convention); never NULL; freed with the struct by store_bucket_fini */
+    uint64_t remote_id; /* which remote it caches: another number for another remote; not over a restart */
+    /* Opaque, NUL-terminated (JSON by convention); never NULL; freed with the struct by store_bucket_fini. */
+    char *props;
     size_t props_len;
 };
 void store_bucket_fini(struct store_bucket *b);
@@ -113,10 +112,10 @@ int store_bucket_get(struct store *s, const char *name, struct store_bucket *ret
 int store_bucket_set(struct store *s, const char *name, uint64_t if_version, const char *props,
                      struct leat_error *err);
 /*
- * The same, and puts the bucket in front of a remote one (STORE_BUCKET_REMOTE), or of none. Commits into it that are under way are waited for, and those
- * that come wait meanwhile: each is before it or after it. What is in a bucket in front of nothing is nowhere else, so:
- * STORE_NOT_EMPTY where it is put in front of another than before and has objects or uploads; LEAT_BUSY where it is to stand in front of none, and has
- * dirty objects.
+ * The same, and makes the bucket a cache of a remote one (STORE_BUCKET_REMOTE), or of none. Waits for commits
+ * into it that are in flight; later ones wait: each is before it or after it. A bucket without a remote has
+ * the only copy, so: STORE_NOT_EMPTY where its remote changes and it has objects or uploads; LEAT_BUSY where
+ * the remote is removed and it has dirty objects.
  */
 enum store_remote { STORE_REMOTE_NONE, STORE_REMOTE_SAME, STORE_REMOTE_OTHER };
 int store_bucket_remote(struct store *s, const char *name, uint64_t if_version, enum store_remote remote_id,
@@ -185,10 +184,8 @@ bool store_obj_checked(const struct store_obj *obj, uint64_t offset,
  * `bytes` are there (LEAT_INVALID past the end). */
 int store_obj_read(struct store *s, struct store_obj *obj, uint64_t offset, void *dst, uint64_t bytes,
                    struct leat_error *err);
-/*
- * For callers that read by themselves (direct I/O into registered memory): `data` is the whole block number `block` (the last may be short).
- * 0, or LEAT_CORRUPT, and the object is marked.
- */
+/* For callers that read by themselves (direct I/O into registered memory): `data` is the whole block number
+ * `block` (the last may be short). 0, or LEAT_CORRUPT, and the object is marked. */
 int store_obj_verify_block(struct store *s, struct store_obj *obj, uint64_t block, const void *data,
                            uint64_t bytes, struct leat_error *err);
 /* CRC32C of each block, the last may be short; *ret_n of them. [loop] */
@@ -210,16 +207,15 @@ enum {
 
 /*
  * bytes: of the whole object, or STORE_UNKNOWN_BYTES. STORE_NO_BUCKET; LEAT_NO_SPACE: disks are full;
- * LEAT_BUSY: no room for another buffer, later there is; LEAT_INVALID: the key; STORE_UNAVAILABLE.
- * Up to STORE_PUT_SMALL bytes are kept in memory until the commit (or store_put_push, store_put_reader): such a begin waits for nothing
- * [loop], and what a disk has to say, LEAT_NO_SPACE and STORE_UNAVAILABLE, is said by the commit.
+ * LEAT_BUSY: no room for another buffer, later there is; LEAT_INVALID: the key; STORE_UNAVAILABLE. Up to
+ * STORE_PUT_SMALL bytes are kept in memory until the commit (or store_put_push, store_put_reader): such a
+ * begin waits for nothing [loop], and the commit returns the disk's errors, LEAT_NO_SPACE and
+ * STORE_UNAVAILABLE.
  */
 int store_put_begin(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t bytes,
                     unsigned flags, struct store_put **ret_put, struct leat_error *err);
-/*
- * Where the next bytes go: *ret_bytes (at least 1) of the put's own buffer, for the caller to fill (recv) and to hand over with
- * store_put_advance: n of them, from the start. A put belongs to one thread at a time.
- */
+/* Where the next bytes go: *ret_bytes (at least 1) of the put's own buffer, for the caller to fill (recv) and
+ * to hand over with store_put_advance: n of them, from the start. A put belongs to one thread at a time. */
 void *store_put_room(struct store_put *put, size_t *ret_bytes); /* [loop] */
 /* May write to the disk when the buffer is full. After an error only abort is allowed. LEAT_INVALID: more than announced. */
 int store_put_advance(struct store_put *put, size_t n, struct leat_error *err);
@@ -228,8 +224,9 @@ int store_put_write(struct store_put *put, const void *data, size_t n, struct le
 /* Buffered puts: what was handed over is in the file now, readable through store_put_reader. */
 int store_put_push(struct store_put *put, struct leat_error *err);
 /*
- * Buffered puts of known size, once something was pushed: n bytes whose place is `offset`, which the put has not come to. Readers may have them at once; the
- * object's they become when the put has come there, and they are adopted: read back and checksummed, n of them.
+ * Buffered puts of known size, once something was pushed: n bytes at `offset`, which the put has not reached.
+ * Readers may have them at once. They become the object's when the put reaches them and adopts them: read
+ * back and checksummed, n of them.
  */
 int store_put_ahead(struct store_put *put, uint64_t offset, const void *data, size_t n,
                     struct leat_error *err);
@@ -247,17 +244,17 @@ struct store_commit {
     const char *etag; /* without quotes; NULL: MD5 of the bytes, in hex */
     const void *meta; /* pairs; may be NULL */
     size_t meta_len;
-    const char *
-        remote; /* what the bucket's remote calls it; NULL: it has not got it, so it is dirty in a bucket that has a remote */
-    uint64_t
-        remote_id; /* with remote: which one said so (store_bucket.front); 0: not looked at. LEAT_STALE: it is another by now */
-    bool
-        if_remote_id; /* only if the bucket stands in front of that one still (0: of none), else LEAT_STALE: its conditions were looked at there */
-    uint32_t flags;   /* STORE_DIRTY or 0 */
-    int64_t mtime_ns; /* 0: now */
+    /* The remote's name of it; NULL: only this node has it, so it is dirty in a bucket with a remote. */
+    const char *remote;
+    /* With remote: which one (store_bucket.remote_id); 0: not checked. LEAT_STALE: another by now. */
+    uint64_t remote_id;
+    /* Only if the bucket still has remote_id (0: none), else LEAT_STALE: conditions were checked there. */
+    bool if_remote_id;
+    uint32_t flags;     /* STORE_DIRTY or 0 */
+    int64_t mtime_ns;   /* 0: now */
     bool if_none_match; /* "*": only if there is no such object */
-    const char
-        *if_match;   /* only if there is one with this ETag (without quotes; "*": any); NULL: no condition */
+    /* Only if there is one with this ETag (without quotes; "*": any); NULL: no condition. */
+    const char *if_match;
     uint64_t if_seq; /* only if the version there is this one; 0: no condition */
 };
 /*
@@ -269,12 +266,12 @@ int store_put_commit(struct store_put *put, const struct store_commit *commit, s
 void store_put_abort(struct store_put *put); /* NULL is fine */
 
 /*
- * LEAT_NOT_FOUND when there is none (S3's door says 204 all the same). if_seq 0: whatever version is there. Durable, and visible only then; "there is none" is
- * durable, too. STORE_UNAVAILABLE: what is there is not known, as a disk has failed.
+ * LEAT_NOT_FOUND when there is none (S3 answers 204 all the same). if_seq 0: any version. Durable before it is
+ * visible; LEAT_NOT_FOUND is durable, too. STORE_UNAVAILABLE: a disk has failed, so the answer is unknown.
  */
 int store_delete(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t if_seq,
                  struct leat_error *err);
-/* Many, with one wait for the disk: ret_codes[i] is what store_delete would have returned if it alone had been asked. */
+/* Many, with one wait for the disk: ret_codes[i] is the result of store_delete alone. */
 struct store_key {
     const void *key;
     size_t key_len;
@@ -282,16 +279,18 @@ struct store_key {
 int store_delete_many(struct store *s, const char *bucket, const struct store_key *keys, unsigned n,
                       int *ret_codes, struct leat_error *err);
 
-/* The cold tier: the remote has got this version (seq) now, and calls it `remote`. front: which one (store_bucket.front); 0: not looked at. LEAT_STALE: it
- * is another version by now, or the bucket stands in front of another. Durable. */
+/* The cold tier: the remote has this version (seq) now, and calls it `remote`. remote_id: which one
+ * (store_bucket.remote_id); 0: not checked. LEAT_STALE: it is another version by now, or the bucket has
+ * another remote. Durable. */
 int store_mark_clean(struct store *s, const char *bucket, const void *key, size_t key_len, uint64_t seq,
                      uint64_t remote_id, const char *remote, struct leat_error *err);
 /* Takes a clean object out of a bucket with STORE_BUCKET_REMOTE. LEAT_BUSY: it is dirty; LEAT_INVALID: the bucket has no remote. */
 int store_evict(struct store *s, const char *bucket, const void *key, size_t key_len, struct leat_error *err);
 
 /*
- * For an object of so many bytes that got LEAT_NO_SPACE: evicts clean objects of this bucket, which has a remote, those not looked at for long first, on one
- * path, where that gives it room. LEAT_NO_SPACE, and nothing is evicted, where that would not do on any path.
+ * For an object of so many bytes that got LEAT_NO_SPACE: evicts clean objects of this bucket, which has a
+ * remote, least recently used first, on one path, if that makes room there. LEAT_NO_SPACE, and nothing is
+ * evicted, if no path would have room.
  */
 int store_make_room(struct store *s, const char *bucket, uint64_t bytes, struct leat_error *err);
 
@@ -364,12 +363,12 @@ int store_upload_get(struct store *s, const char *bucket, const void *key, size_
                      int (*upload)(void *user, const struct store_upload *upload), void *user,
                      struct leat_error *err);
 /*
- * The object of an upload as a put, whole and not visible; no other call completes or aborts the upload until store_put_commit has made the object out of it, or
- * store_put_abort has left it as it was. parts: what the client named, in order; number and etag (without quotes) count. LEAT_INVALID: not in order,
- * or none; LEAT_STALE: a part that is not there or has another ETag. Where another thread completes or aborts the upload, its
- * end is waited for.
- * The commit's etag and meta may be NULL: "MD5 of the parts' MD5s-N", and what the upload was begun with. Atomic and durable: object there and upload gone,
- * or neither.
+ * The object of an upload as a put, whole and not visible; no other call completes or aborts the upload until
+ * store_put_commit has made the object, or store_put_abort has left the upload as it was. parts: what the
+ * client named, in order; number and etag (without quotes) count. LEAT_INVALID: not in order, or none;
+ * LEAT_STALE: a part that is not there or has another ETag. If another thread completes or aborts the upload,
+ * the call waits for that. The commit's etag and meta may be NULL: "MD5 of the parts' MD5s-N", and what the
+ * upload was begun with. Atomic and durable: object there and upload gone, or neither.
  */
 int store_upload_assemble(struct store *s, const char *bucket, const void *key, size_t key_len,
                           const char *id, const struct store_part *parts, unsigned n,
@@ -419,8 +418,8 @@ struct store_damage {
     size_t key_len;
     bool unreadable; /* else its bytes are not those that were stored */
 };
-/* Objects found damaged, by readers or by the scrub, and neither mended nor replaced since: the newest 64 of each path. The callback's answer other
- * than 0 ends it and is returned. -ENOMEM. */
+/* Objects found damaged, by readers or by the scrub, and neither repaired nor replaced since: the newest 64
+ * of each path. The callback's answer other than 0 ends it and is returned. -ENOMEM. */
 int store_damaged(struct store *s, int (*object)(void *user, const struct store_damage *damage), void *user);
 
 enum store_path_state { STORE_PATH_OK, STORE_PATH_FAILED };

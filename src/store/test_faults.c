@@ -125,7 +125,7 @@ static void each_call(void **state, int code)
             int rc = steps[i].run(f->s);
             failed = store_fault_calls(f->fault) >= nth;
             store_fault_fail(f->fault, 0, 0);
-            if (code == -ENOSPC) { /* no disk is left for want of room, but where a flush says so */
+            if (code == -ENOSPC) { /* no disk is left for want of room, except by a failed flush */
                 assert_true(!f->s->paths[0]->failed || strstr(f->s->paths[0]->error, "flushed"));
                 if (!f->s->paths[0]->failed)
                     check_after(f, &steps[i], rc);
@@ -332,7 +332,7 @@ static void test_flipped_bits(void **state)
         assert_int_equal(store_get(f->s, "photos", "old", 3, &obj, &err), LEAT_CORRUPT);
         reopen(f);
     }
-    /* Stored anew, it is whole. */
+    /* Stored again, it is whole. */
     assert_int_equal(testing_put(f->s, "photos", "large", 6, 100), 0);
     assert_int_equal(testing_check(f->s, "photos", "large", 6, 100), 0);
     /* In the trailer; a file that is shorter, or gone. */
@@ -495,7 +495,8 @@ static void test_small_put_waits_for_the_commit(void **state)
     free(data);
 }
 
-/* A large object: while a thread writes the one buffer, the other is filled. Whichever of the calls fails, nobody is told that it is there. */
+/* A large object: while a thread writes the one buffer, the other is filled. If any of the calls fails, the
+ * object is not reported as stored. */
 static int put_large(struct store *s)
 {
     return testing_put(s, "photos", "large", 20, 9 * MIB + 4321);
@@ -533,7 +534,7 @@ static void test_allocations(void **state)
 {
     struct fixture *f = *state;
     store_free(TAKE_PTR(f->s));
-    /* Not failalloc_run: what can do without (removing parts of a completed upload) may go on, and say 0. */
+    /* Not failalloc_run: calls that can do without (removing parts of a completed upload) may return 0. */
     unsigned nth = 1;
     for (bool refused = true; refused; nth++) {
         testing_rmdir(f->dir); /* what was left of the run before would need more of them */

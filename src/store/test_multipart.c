@@ -168,7 +168,7 @@ static uint64_t objects(struct store *s)
     return n;
 }
 
-/* Uploads and parts are no objects to who counts those, whatever the index was loaded from. */
+/* Uploads and parts do not count as objects, whatever the index was loaded from. */
 /* Uploads that are open keep no bucket: they go with it, at once and for good. */
 static void test_bucket_takes_its_uploads(void **state)
 {
@@ -218,7 +218,7 @@ static void test_counts(void **state)
     assert_int_equal(f->s->paths[0]->index.hidden, 0);
 }
 
-/* Those that nobody ends do not take all memory; what is there stays, and what ends makes room. */
+/* Abandoned uploads do not take all memory; what is there stays, and what ends makes room. */
 static void test_room(void **state)
 {
     struct testing_store *f = *state;
@@ -244,7 +244,8 @@ static void test_room(void **state)
     assert_int_equal(f->s->uploads_room.used_bytes, 0);
 }
 
-/* What was begun, or had its last part, before a moment is given up; what was touched later stays. A restart knows the same times. */
+/* Uploads that were begun, or had their last part, before a moment are aborted; those touched later stay. A
+ * restart knows the same times. */
 static void give_up_old(struct testing_store *f, bool restart)
 {
     char slow[STORE_UPLOAD_ID_TEXT], left[STORE_UPLOAD_ID_TEXT], young[STORE_UPLOAD_ID_TEXT];

@@ -110,7 +110,7 @@ static void test_buckets_of_a_path_that_joins(void **state)
     assert_string_equal(b.props, "{\"a\": 1}");
     store_bucket_fini(&b);
     assert_int_equal(store_bucket_get(f->s, "gone", NULL, NULL), STORE_NO_BUCKET);
-    /* One of its name may be where nobody can look, and objects in it. */
+    /* A bucket of its name, with objects, may be on the path that is missing. */
     assert_int_equal(store_bucket_create(f->s, "other", 0, NULL, &err), STORE_UNAVAILABLE);
     assert_non_null(strstr(err.message, "may have a bucket 'other'"));
     store_free(TAKE_PTR(f->s));
@@ -139,7 +139,7 @@ static void test_a_change_that_is_refused(void **state)
     f->io.open = open_unless_full;
     reopen(f, 2);
     assert_int_equal(store_bucket_create(f->s, "photos", 0, "{\"a\": 1}", NULL), 0);
-    for (unsigned i = 0; i < 2; i++) { /* the version that is in force goes on from what was taken back */
+    for (unsigned i = 0; i < 2; i++) { /* the version in force continues from what was taken back */
         full = true;
         assert_int_equal(
             store_bucket_remote(f->s, "photos", 0, STORE_REMOTE_OTHER, "{\"a\": 2}", &remote_id, NULL),
@@ -169,7 +169,7 @@ static void test_a_deletion_that_is_refused(void **state)
     f->io.open = open_unless_full;
     reopen(f, 3);
     assert_int_equal(store_bucket_create(f->s, "photos", 0, NULL, NULL), 0);
-    store_path_fail(f->s->paths[2], "pulled out by a test"); /* it has to hear of it at the next start */
+    store_path_fail(f->s->paths[2], "pulled out by a test"); /* it has to learn of it at the next start */
     static const char *const dirs[] = {"disk-0/buckets/", "disk-1/buckets/"};
     for (unsigned i = 0; i < ARRAY_LEN(dirs); i++) {
         full_dir = dirs[i];
@@ -219,7 +219,7 @@ static void test_a_folder_that_is_not_flushed(void **state)
             assert_int_equal(store_delete(f->s, "photos", "k", 1, 0, NULL), 0);
         store_path_fail(f->s->paths[1], "pulled out by a test");
     }
-    /* One path, and a bucket that is put in front of another: what is in it is not taken for what that one has. */
+    /* One path, and a bucket that gets a remote: its objects are not taken for copies of the remote's. */
     for (unsigned i = 0; i < 2; i++) {
         no_folders = true;
         assert_int_not_equal(
@@ -237,7 +237,7 @@ static void test_a_folder_that_is_not_flushed(void **state)
         store_path_fail(f->s->paths[1], "pulled out by a test");
     }
     assert_int_equal(testing_check(f->s, "photos", "k", 1, 100), 0);
-    /* What is there already may be said to be uncertain meanwhile: who asks a remote to change it has to. */
+    /* Existing objects may be reported as uncertain for now: a request that changes a remote must ask. */
     struct store_info info;
     no_folders = true;
     assert_int_not_equal(store_bucket_set(f->s, "photos", 0, "{}", NULL), 0);
@@ -260,7 +260,8 @@ static void put_few(struct fixture *f)
         assert_int_equal(testing_put(f->s, "photos", key_of(i), i, 100 + i), 0);
 }
 
-/* What a path that fails had is unavailable, the others go on; what is stored anew goes elsewhere. Returns how many keys it had. */
+/* Objects on a failed path are unavailable, the other paths continue, and new objects go to these. Returns
+ * how many keys it had. */
 static unsigned fail_first(struct fixture *f)
 {
     unsigned gone = 0;
@@ -284,7 +285,7 @@ static int flush_unless_sick(const struct store_io *io, int fd)
     return sick && fd == sick->log.fd ? -EIO : store_io_real.datasync(io, fd);
 }
 
-/* Of many keys that are deleted at a time some are on a path that fails: what is gone on the others leaves no files there. */
+/* Some of many deleted keys are on a path that fails: those on the other paths leave no files there. */
 static void test_one_fails_in_a_deletion(void **state)
 {
     struct fixture *f = *state;
@@ -357,7 +358,7 @@ static void test_one_is_missing(void **state)
     reopen(f, 3);
     assert_non_null(strstr(f->s->paths[2]->error, "mounted"));
     assert_int_equal(store_bucket_create(f->s, "other", 0, NULL, NULL), STORE_UNAVAILABLE);
-    /* Lost for good: the rest goes on without it, and a new disk takes its place. */
+    /* Lost for good: the rest continues without it, and a new disk takes its place. */
     store_free(TAKE_PTR(f->s));
     struct store_config c = {
         .paths = f->paths, .npaths = 2, .forget_missing = true, .no_background = true, .io = &f->io};
@@ -398,7 +399,7 @@ static void test_paths_of_others(void **state)
 
 /* --- how much goes where ------------------------------------------------------------------------------------------------- */
 
-/* Of KEYS keys, how many would go to path `at`; `same`: none goes elsewhere than `where` says, which is filled else. */
+/* Of KEYS keys, how many would go to path `at`; `same`: each as in `where`, which is filled else. */
 static unsigned placed(struct store *s, unsigned at, uint8_t where[KEYS], bool same)
 {
     unsigned n = 0;
@@ -613,7 +614,7 @@ static void detach(void)
     assert_int_equal(testing_put(detached, "cache", "the only copy", 1, 10000), 0);
 }
 
-/* Who is at it when a bucket's remote is taken away does not take what is in it for what the remote has. */
+/* An eviction in progress when a bucket's remote is removed does not treat its objects as copies. */
 static void test_detached_while_evicting(void **state)
 {
     struct fixture *f = *state;

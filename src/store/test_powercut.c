@@ -137,7 +137,7 @@ static void do_many(struct day *d)
         acknowledged(d, &d->ops[first + i]);
 }
 
-/* Records over more than a page that nobody waits for: their pages reach the disk in any order, or not at all. */
+/* Records over several pages that no thread waits for: they reach the disk in any order, or not at all. */
 static void do_notes(struct day *d)
 {
     uint32_t id;
@@ -501,7 +501,7 @@ static void test_rot_after_a_deletion(void **state)
     assert_int_equal(testing_check(f->s, "photos", "b", 3, 100), 0);
 }
 
-/* Files were made, and the record that says so never came: they go, with what lies in them. */
+/* Files were made, and their record never came: they go, with what lies in them. */
 static void test_files_of_a_lost_record(void **state)
 {
     struct testing_store *f = *state;

@@ -28,7 +28,7 @@ static void reopen(struct fixture *f)
     assert_non_null(f->s);
 }
 
-/* photos: k-00 to k-09 and "large"; cache, in front of another: clean, and "dirty" which is not. */
+/* photos: k-00 to k-09 and "large"; cache, with a remote: clean, and "dirty" which is not. */
 static int setup(void **state)
 {
     struct fixture *f = calloc(1, sizeof(*f));
@@ -138,7 +138,8 @@ static void test_nothing_wrong(void **state)
     assert_int_equal(f->s->gets, 0);
 }
 
-/* Bits that flip under nobody's eyes: a clean object with a remote goes, so that it is fetched anew; the others are marked and named. */
+/* Bits that flip unnoticed: a clean object with a remote goes, so that it is fetched again; the others are
+ * marked and named. */
 static void test_flipped_bits(void **state)
 {
     struct fixture *f = *state;
@@ -165,7 +166,8 @@ static void test_flipped_bits(void **state)
         reopen(f);
     }
     assert_int_equal(testing_check(f->s, "photos", "k-04", 4, 4000), 0);
-    /* Stored anew, it is whole; deleted, it is nobody's worry. One whose bytes are right again loses its mark. */
+    /* Stored again, it is whole; deleted, it no longer counts. With its bytes right again it loses its
+     * mark. */
     assert_int_equal(testing_put(f->s, "photos", "k-03", 3, 3000), 0);
     assert_int_equal(store_delete(f->s, "cache", "dirty", 5, 0, NULL), 0);
     flip(f, "photos", "large", 2 * MIB + 5);
@@ -293,7 +295,7 @@ static bool is_through_large(const struct store_scrub_status *st)
     return st->now.objects >= 11 || !st->now.begun_ns;
 }
 
-/* Its own thread: told to begin it does, at the pace that is allowed, and it ends in the middle of an object when the store does. */
+/* Its own thread begins when asked, at the allowed pace, and ends amid an object when the store does. */
 static void test_thread(void **state)
 {
     struct fixture *f = *state;
@@ -322,7 +324,7 @@ static void test_thread(void **state)
     store_scrub_status(f->s->paths[0], &st);
     assert_int_equal(st.state, STORE_SCRUB_OFF);
     store_free(TAKE_PTR(f->s));
-    /* Ended in the middle of an object it goes on there: what rots behind it is for the next pass. */
+    /* Ended in the middle of an object it continues there: what rots behind it is for the next pass. */
     c.scrub_rate = 1 * MIB;
     assert_int_equal(store_new(&c, &f->s, NULL), 0);
     store_scrub_start(f->s);
@@ -371,9 +373,10 @@ static void test_found_behind_it(void **state)
     }
 }
 
-/* --- found by who reads ------------------------------------------------------------------------------------------------------- */
+/* --- found by a reader
+ * -------------------------------------------------------------------------------------------------------- */
 
-/* The middle block of an object of three, as one reads it who has the object open. */
+/* The middle block of an object of three, by a reader that has the object open. */
 static int read_middle(struct fixture *f, const char *key)
 {
     struct store_obj *obj;
@@ -395,7 +398,7 @@ static int cached_flags(struct fixture *f, const char *key)
     return rc < 0 ? rc : (int)info.flags;
 }
 
-/* What the remote has goes at once, so that it is fetched anew; the only copy stays. */
+/* An object that the remote has goes at once, so that it is fetched again; the only copy stays. */
 static void test_readers_find_rot(void **state)
 {
     struct fixture *f = *state;

@@ -171,7 +171,7 @@ static void test_conditions(void **state)
     store_put_abort(put);
 }
 
-/* Whoever holds an object reads it to its end, whatever becomes of the key. */
+/* A holder of an object reads it to its end, whatever becomes of the key. */
 static void test_pinned(void **state)
 {
     struct testing_store *f = *state;
@@ -341,7 +341,7 @@ static int64_t replacing_pread(const struct store_io *io, int fd, void *dst, siz
     return store_io_real.pread(io, fd, dst, n, offset);
 }
 
-/* Who opened it reads it; but nobody keeps its file on the disk when he is done. */
+/* The reader that opened it reads it; but its file goes from the disk when the reader is done. */
 static void test_replaced_while_opened(void **state)
 {
     struct testing_store *f = *state;
@@ -361,7 +361,8 @@ static void test_replaced_while_opened(void **state)
     testing_reopen(f);
 }
 
-/* Who closes what: the last close of a large file that is gone is not its reader's, who may be an event loop. */
+/* Which thread closes what: the last close of a large deleted file is not its reader's, which may be an event
+ * loop. */
 static pthread_t closer;
 static _Atomic int watched = -1;
 
@@ -434,7 +435,7 @@ static void test_small_ones_stay_in_memory(void **state)
         kept += small ? sizes[i] : 0;
         assert_int_equal(room->used_bytes, kept);
     }
-    /* One that is replaced stays as it was for who has it, and takes its memory along when he is done. */
+    /* A replaced object stays as it was for its holder, and its memory goes when the holder is done. */
     assert_int_equal(testing_put(f->s, "photos", "size-4096", 9, 100), 0);
     testing_fill(data, 4096, 2);
     assert_memory_equal(objs[2]->body, data, 4096);

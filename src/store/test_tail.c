@@ -125,7 +125,7 @@ static void test_after_a_clean_end(void **state)
     }
 }
 
-/* The same where the process that came after was killed: its log says so of the one before. */
+/* The same where the next process was killed: its log has a record of the one before. */
 static void test_of_an_older_log(void **state)
 {
     for (unsigned clean = 0; clean < 2; clean++) {

@@ -388,8 +388,9 @@ static void *end_bucket(void *arg)
     return NULL;
 }
 
-/* Completions of one upload at one moment: one makes the object, the others learn that it is made, and none is told to come later. With `deleted` the bucket
- * is deleted at that moment as well: it is empty, or stays for the object. */
+/* Completions of one upload at one moment: one makes the object, the others learn that it is made, and none
+ * gets a temporary error. With `deleted` the bucket is deleted at that moment as well: it is empty, or stays
+ * for the object. */
 static void end_at_once(struct store *s, bool deleted)
 {
     pthread_barrier_t start;

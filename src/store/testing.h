@@ -18,15 +18,15 @@ struct store *testing_open(const char *const *paths, unsigned n, const struct st
 struct store *testing_open1(const char *dir);
 /* `bytes` bytes that follow from `seed`. */
 void testing_fill(void *data, size_t bytes, uint64_t seed);
-/* 0, or what the put said. */
+/* 0, or the put's error. */
 int testing_put(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes);
-/* These bytes; `commit` may be NULL. What goes wrong fails the test. */
+/* These bytes; `commit` may be NULL. Errors fail the test. */
 void testing_put_bytes(struct store *s, const char *bucket, const char *key, const void *data, size_t bytes,
                        const struct store_commit *commit);
 /* The upload's parts made its object. */
 int testing_complete(struct store *s, const char *bucket, const char *key, const char *id,
                      const struct store_part *parts, unsigned n, struct store_info *ret_info);
-/* Reads all of it: 0 and it is what testing_put stored with that seed; -EILSEQ: other bytes; or what get said. */
+/* Reads all of it: 0 and it is what testing_put stored with that seed; -EILSEQ: other bytes; else get's error. */
 int testing_check(struct store *s, const char *bucket, const char *key, uint64_t seed, size_t bytes);
 
 /* Where the object lies, at most `cap` bytes with its NUL; it has to be there. */

@@ -37,10 +37,8 @@ void store_fault_capacity(struct store_fault *f, uint64_t bytes);
 
 /* Events recorded so far. */
 uint64_t store_fault_events(struct store_fault *f);
-/*
- * Makes in `dir` (empty) what a cut behind the first `prefix` events leaves. seed 0: nothing but what was flushed; 1: everything;
- * else a random subset. 0 or -errno.
- */
+/* Makes in `dir` (empty) what a cut behind the first `prefix` events leaves. seed 0: nothing but what was
+ * flushed; 1: everything; else a random subset. 0 or -errno. */
 int store_fault_replay(struct store_fault *f, uint64_t prefix, uint64_t seed, const char *dir);
 
 #endif

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * uploads.c: which uploads in parts there are: who holds one, lists of them, those that a start finds, those that grew old. What is stored of them is drawn in multipart.c.
+ * uploads.c: the uploads in parts: their holders, lists of them, those that a start finds, those that grew
+ * old. multipart.c draws what is stored of them.
  *
- * Happy path: an upload is in the list with one reference from its begin to its end; who works on it has another.
- * Failure modes: where those that are open have a quarter of the budget's memory, no other begins. Parts whose upload is gone (a crash behind the record that ended it) are deleted at the next start, unless an upload could not be read. Uploads
- * without a change for a week go.
- * Invariants: who completes or aborts waits for parts being committed, and parts that come later are refused.
+ * Happy path: an upload is in the list with one reference from its begin to its end; a thread that works on
+ * it has another.
+ * Failure modes: where open uploads have a quarter of the budget's memory, no other begins. Parts whose
+ * upload is gone (a crash behind the record that ended it) are deleted at the next start, unless an upload
+ * could not be read. Uploads without a change for a week go.
+ * Invariants: a completion or abort waits for parts being committed, and later parts are refused.
  */
 #include "store/uploads.h"
 
@@ -325,7 +328,7 @@ int store_upload_get(struct store *s, const char *bucket, const void *key, size_
 
 /* --- at start, and with age ----------------------------------------------------------------------------------------------------- */
 
-/* LEAT_CORRUPT: nothing can be made of it, its parts may go. Another error: it may be there, and its parts have to stay. */
+/* LEAT_CORRUPT: it cannot be identified, its parts may go. Another error: its parts must stay. */
 static int read_upload(struct store *s, struct path *p, const struct ikey *k)
 {
     struct store_obj *obj;
@@ -360,7 +363,8 @@ static int read_upload(struct store *s, struct path *p, const struct ikey *k)
         u->path = p;
         memcpy(u->remote, remote, sizeof(remote));
         u->begun_ns = u->touched_ns = obj->info.mtime_ns;
-        store_upload_charge(s, u, NULL); /* what is there is there, though it be more than may be begun */
+        /* Existing uploads stay, even if they exceed the limit for new ones */
+        store_upload_charge(s, u, NULL);
         store_upload_listed(s, u);
     } else if (rc == 0) {
         rc = -ENOMEM;

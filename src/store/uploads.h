@@ -8,9 +8,9 @@
 struct upload {
     struct list node, chain; /* store.uploads, store.upload_chains */
     uint64_t charged;
-    unsigned refs;       /* the list's, and those of parts under way */
+    unsigned refs;       /* the list's, and those of parts in flight */
     unsigned committing; /* parts */
-    bool ending, gone;   /* someone completes or aborts it; it is no more */
+    bool ending, gone;   /* a thread completes or aborts it; it is no more */
     char bucket[STORE_BUCKET_MAX + 1];
     uint32_t bucket_id;
     uint8_t id[16];
@@ -28,7 +28,7 @@ struct upload *store_upload_new(const char *bucket, uint32_t bucket_id, const ui
                                 size_t key_len, const void *meta, size_t meta_len);
 /* No other thread has it, and it is in no list. */
 void store_upload_free(struct store *s, struct upload *u);
-/* Its memory. LEAT_BUSY: so many are open that others would have none. */
+/* Charges its memory. LEAT_BUSY: so many are open that others would have none. */
 int store_upload_charge(struct store *s, struct upload *u, struct leat_error *err);
 /* The list takes the reference. */
 void store_upload_listed(struct store *s, struct upload *u);
@@ -36,8 +36,8 @@ void store_upload_listed(struct store *s, struct upload *u);
 int store_upload_find(struct store *s, const char *bucket, const void *key, size_t key_len, const char *id,
                       struct upload **ret, struct leat_error *err);
 int store_upload_none(struct leat_error *err);
-/* From here to store_upload_end_done no other thread completes or aborts it, and no part is being committed. Where one does so already: its end is
- * waited for, or LEAT_BUSY. */
+/* From here to store_upload_end_done no other thread completes or aborts it, and no part is being committed.
+ * If one does so already, the call waits for its end, or returns LEAT_BUSY. */
 int store_upload_end_begin(struct store *s, struct upload *u, bool wait, struct leat_error *err);
 void store_upload_end_done(struct store *s, struct upload *u, bool gone);
 /* multipart.c: its parts and itself are removed. */
