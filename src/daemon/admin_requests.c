@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Looking after the pool: what is there, dropping, verifying, stopping. */
+/* Administration of the pool: list, drop, verify, stop. */
 #include "daemon/server_internal.h"
 
 #include "base/clock.h"

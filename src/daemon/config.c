@@ -16,9 +16,8 @@ void config_init(struct config *config)
     *config = (struct config){.huge_pages = true, .linger_ns = LINGER_NS, .disk_depth = 16};
 }
 
-/*
- * Nodes stand apart by white space, with or without a comma before it; a comma alone joins the addresses of one node.
- */
+/* Nodes stand apart by white space, with or without a comma before it; a comma alone joins the addresses of
+ * one node. */
 static int set_nodes(void *into, const char *value, struct leat_error *err)
 {
     struct config *c = into;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config.h: leatd's configuration: an INI file and options say the same things; each is checked where it is set. */
+/* config.h: leatd's configuration: an INI file and options of the same settings, each checked when set. */
 #ifndef DAEMON_CONFIG_H
 #define DAEMON_CONFIG_H
 
@@ -10,7 +10,7 @@
 
 struct config {
     /* [pool] */
-    uint64_t pool_bytes, region_bytes; /* 0 until config_finish: chosen from what the host has */
+    uint64_t pool_bytes, region_bytes; /* 0 until config_finish: chosen from the host's memory */
     uint64_t prefault_bytes;           /* 0: none */
     bool huge_pages;
     /* [daemon] */
@@ -38,7 +38,7 @@ struct config {
 extern const struct ini_key config_keys[];
 
 void config_init(struct config *config); /* ini_fini frees what was set */
-/* Fills in what was not said, and checks what must fit together. */
+/* Fills in defaults, and checks settings that must fit together. */
 int config_finish(struct config *config, struct leat_error *err);
 
 #endif

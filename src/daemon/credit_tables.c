@@ -3,8 +3,9 @@
  * credit_tables.c: hands the processes of one user the table by which they share what this host may have in flight
  * (net/flow/credit.h), each with a slot of its own; takes the slot back when the process is gone, whatever it had in flight.
  *
- * A table for each user, since it is writable by all who have it: who spoils it spoils his own. Failure modes: no slot is left, or
- * no memory: LEAT_BUSY or -ENOMEM, and the client limits itself alone.
+ * Each user has a table of its own, since every process of the user can write it: one that spoils it harms no
+ * other user.
+ * Failure modes: no slot is left, or no memory: LEAT_BUSY or -ENOMEM, and the client limits itself alone.
  */
 #include "daemon/server_internal.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Data connections: what a data thread may touch on behalf of one (a reference to a working set, its regions and nothing else), and
- * how a client gets one: from us over a TCP pair of our own, or to another node by a handshake that we make for it, so that the
- * token never leaves daemons.
+ * Data connections: what a data thread may touch on behalf of one (a reference to a working set, its regions
+ * and nothing else), and how a client gets one. This daemon gives one over a TCP pair of its own. For another
+ * node it makes the handshake for the client, so that the token never leaves daemons.
  */
 #include "daemon/server_internal.h"
 
@@ -22,7 +22,7 @@ struct data_target {
     struct net_serve_target target; /* first */
     struct wset *ws;                /* a reference */
     struct pool *pool;
-    uint32_t uid; /* who is charged for it */
+    uint32_t uid; /* the user that is charged for it */
     bool may_write;
     struct net_rdma_peer *peer; /* NULL: it reads over this connection */
 };
@@ -142,7 +142,7 @@ int data_target_new(struct server *s, struct wset *ws, uint32_t uid, struct data
     return 0;
 }
 
-/* Counts what goes by the rail that this connection came in by; NULL: by none, or it came to "any" address. */
+/* Counts bytes sent by the rail that this connection came in by; NULL: none, or "any" address. */
 static _Atomic uint64_t *rail_of(struct server *s, int fd)
 {
     struct sockaddr_storage ours = {0};
@@ -169,7 +169,8 @@ static int tcp_pair(int ret_fds[2])
     socklen_t len = sizeof(a);
     AUTO_CLOSE int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     AUTO_CLOSE int one = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    /* Others of this host can fill the listener's queue before us: the loop would wait for all of the kernel's attempts. */
+    /* Other processes of this host can fill the listener's queue before us: the loop would wait for all of
+     * the kernel's attempts. */
     struct timeval attempt = {.tv_sec = 1}, no_limit = {0};
     setsockopt(one, SOL_SOCKET, SO_SNDTIMEO, &attempt, sizeof(attempt));
     if (listener < 0 || one < 0 || bind(listener, (struct sockaddr *)&a, sizeof(a)) < 0 ||
@@ -182,7 +183,7 @@ static int tcp_pair(int ret_fds[2])
     if (two < 0 || getsockname(one, (struct sockaddr *)&b, &len) < 0)
         return -errno;
     if (peer.sin_port != b.sin_port || peer.sin_addr.s_addr != b.sin_addr.s_addr)
-        return LEAT_DENIED; /* somebody else got in between: not our end */
+        return LEAT_DENIED; /* another process connected in between: not our end */
     int on = 1;
     setsockopt(one, SOL_SOCKET, SO_SNDTIMEO, &no_limit, sizeof(no_limit));
     setsockopt(one, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));

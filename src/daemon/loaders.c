@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loaders.c: what loaders tell of how far they are, and what is made of it for people: a row for each loader of a job, its ranks below it.
+ * loaders.c: progress reports of loaders, and their view for people: a row for each loader of a job, its
+ * ranks below it.
  *
  *   REPORT ──▶ client.reports, the last one of each loader ──▶ loaders_json: by user, job, set and loader, ranks side by side
  *
- * Failure modes: a client that tells more than CLIENT_REPORTS_MAX lose their oldest; a report of a set that is not open (any more) is dropped.
- * Invariants: a report ends with its handle, so that its set is there as long as it is. Only ranks of this host are known here:
- * each of them knows how far all are, as all make the same steps.
+ * Failure modes: a client with more than CLIENT_REPORTS_MAX loses the oldest; a report of a set that is not
+ * open (any more) is dropped.
+ * Invariants: a report ends with its handle, so that its set is there as long as it is. Only ranks of this
+ * host are known here: each of them knows the progress of all, as all make the same steps.
  */
 #include "daemon/server_internal.h"
 
@@ -142,10 +144,8 @@ static json_t *rank_json(const struct loaders_report *r, uint64_t now_ns)
                      (double)m->waiting_permille / 1000, "age_seconds", age_s(r, now_ns));
 }
 
-/*
- * Of n ranks of one loader, in order: those in the foremost's epoch, if they do not all share the same order. They overlap: each takes its slice of
- * another list.
- */
+/* Of n ranks of one loader, in order: those in the foremost's epoch, if they do not all share the same order.
+ * They overlap: each takes its slice of another list. */
 static json_t *overlapping_json(struct loaders_report *const *reports, size_t n, uint64_t epoch)
 {
     json_t *ranks = json_array();
@@ -164,10 +164,8 @@ static json_t *overlapping_json(struct loaders_report *const *reports, size_t n,
     return ranks;
 }
 
-/*
- * n ranks of one loader. How far it is is what the foremost says; who waits most is who holds up the others, so the verdict is that rank's.
- * Rates of all ranks are those of the ones here, in proportion.
- */
+/* n ranks of one loader. Its progress is that of the foremost rank. The rank that waits most delays the
+ * others, so the verdict is that rank's. Rates of all ranks are extrapolated from the ranks on this node. */
 static json_t *loader_json(struct loaders_report *const *reports, size_t n, uint64_t now_ns)
 {
     const struct loaders_report *first = reports[0], *foremost = first, *waits = first;

@@ -121,7 +121,7 @@ static void load_text(struct bytes_out *t, struct pool *pool)
                     fill.bytes_stored);
     metrics_counter(
         t, "store_padding_bytes_total",
-        "Read from it beside what was wanted, to align and to compare checksums, and left behind.",
+        "Read from it in addition to what was wanted, to align and to compare checksums, and skipped.",
         fill.bytes_padding);
     remote_text(t, pool, &fill);
     metrics_counter(t, "source_opens_total", "Source files opened, and ranges of remote ones requested.",
@@ -168,7 +168,7 @@ static void times_text(struct bytes_out *t, const struct server_view *view)
                       fill_segment_times(view->pool->fill));
 }
 
-/* For an alert: a node that is not there, and what readers must get from its source meanwhile, or not at all. */
+/* For an alert: a node that is not reachable; its samples are read from their source, or not at all. */
 static void nodes_text(struct bytes_out *t, const struct pool *pool)
 {
     const struct cluster *cluster = pool->cluster;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a client asks for, one function a message. A request is answered once: at once, or by a `pending` that waits for samples,
- * staging or leases. Everything a client gets it is charged for (handles, pendings, fetches: CLIENT_*_MAX), and loses with its
- * connection. Bodies are hostile: each is parsed whole before anything is done; a bad one closes the connection.
+ * Requests of clients, one function a message. A request is answered once: at once, or by a `pending` that
+ * waits for samples, staging or leases. A client is charged for everything that it gets (handles, pendings,
+ * fetches: CLIENT_*_MAX), and loses it with its connection. Bodies are hostile: each is parsed whole before
+ * anything is done; a bad one closes the connection.
  */
 #include "base/array.h"
 #include "daemon/server_internal.h"
@@ -144,7 +145,8 @@ static int revoked_error(struct wset *ws, struct leat_error *err)
                      ws->name[0] ? ws->name : ws->spec);
 }
 
-/* What is not there yet. A set that was dropped at another node loads no more, here or there: who waited on would wait for good. */
+/* For samples that are not there yet. A set that was dropped at another node loads no more, here or there:
+ * the wait would never end. */
 static bool wait_goes_on(struct pending *p)
 {
     struct leat_error err;
@@ -435,7 +437,7 @@ static int on_create(struct client *c, struct conn_message *m, struct leat_error
     return 0;
 }
 
-/* With its last handle on ws gone, what a client still waits for there would keep the memory of ws from others, by its reference. */
+/* With its last handle on ws gone, a client's pending requests would keep its memory from others. */
 static void pendings_end(struct client *c, const struct wset *ws)
 {
     struct leat_error err;
@@ -604,7 +606,7 @@ static int resident_runs(const struct wset *ws, uint64_t address, uint64_t bytes
     return 0;
 }
 
-/* Samples of a set that is in the pool whole: where they lie there, and no window is made for them. */
+/* Samples of a set that is in the pool whole: their places there; no window is made for them. */
 static int fetch_resident(const struct wset *ws, struct bytes_in *in, uint32_t n, struct proto_fetched *m,
                           struct leat_error *err)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * scan_requests.c: what clients ask of scans (scan.h): SCAN begins one, SCAN_NEXT takes what is there, or waits, SCAN_END lets it go, as does the end of the
- * connection. One SCAN_NEXT of a scan waits at a time; the later one takes the place of the one before, whose requester has given up.
+ * scan_requests.c: requests of clients for scans (scan.h): SCAN begins one, SCAN_NEXT takes what is there, or
+ * waits, SCAN_END releases it, as does the end of the connection. One SCAN_NEXT of a scan waits at a time; a
+ * later one replaces it, since its requester has cancelled.
  */
 #include "daemon/server_internal.h"
 
@@ -46,7 +47,7 @@ void scans_client_gone(struct client *c)
 
 static void advanced(void *user);
 
-/* As an OPEN is allowed to read it; nothing is remembered of it for sets. */
+/* With the same permission as for an OPEN; it is not remembered for sets. */
 static int access_for(struct client *c, struct proto_open *open, struct access **ret_access,
                       struct leat_error *err)
 {
@@ -122,7 +123,7 @@ int requests_scan(struct client *c, struct conn_message *m, struct leat_error *e
     return requests_reply(c, m, &body, &window->fd_ro, 1);
 }
 
-/* --- going on ------------------------------------------------------------------------------------------------------------------- */
+/* --- advancing ------------------------------------------------------------------------------------------ */
 
 static void scan_answer(struct client_scan *s)
 {

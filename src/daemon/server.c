@@ -22,15 +22,16 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#define HANDSHAKE_BODY 1024u      /* of HELLO and PROOF: a stranger costs no more memory than that */
-#define HANDSHAKE_OUT  (64 * KIB) /* and no more in answers that it does not read */
-#define OVER_LIMIT_MAX 64u        /* at a time; others are hung up on */
+/* Of HELLO and PROOF: an unauthenticated peer costs no more memory than that */
+#define HANDSHAKE_BODY 1024u
+#define HANDSHAKE_OUT  (64 * KIB) /* and no more unread output */
+#define OVER_LIMIT_MAX 64u        /* at a time; others are disconnected */
 #define PEERS_MAX      (4u * CLUSTER_NODES_MAX)
 #define HANDSHAKE_NS   (10 * NS_PER_S)
-#define GRACE_NS       (500 * NS_PER_MS) /* for a whole one, before it gives way to others */
+#define GRACE_NS       (500 * NS_PER_MS) /* for a whole handshake, before it gives way to others */
 #define REFUSED_NS     (100 * NS_PER_MS) /* for the reason to reach a peer that is refused */
 #define REST_NS        (50 * NS_PER_MS)  /* without descriptors */
-#define OVER_LIMIT_NS  NS_PER_S          /* for one past a limit to say HELLO and hear that */
+#define OVER_LIMIT_NS  NS_PER_S          /* for a connection past a limit to say HELLO and get the reason */
 
 static void linger_update(struct server *s)
 {
@@ -120,7 +121,7 @@ static bool client_is_local(const struct client *c)
     return c->is_unix && c->phase == CLIENT_READY;
 }
 
-/* Takes it out of the number of connections that it was in, and counts it in this one; NULL: in none. */
+/* Removes it from its present counter of connections, and counts it in this one; NULL: in none. */
 static void client_count(struct client *c, unsigned *in)
 {
     struct server *s = c->server;
@@ -182,12 +183,12 @@ static void client_name(const struct client *c, char ret[96])
         snprintf(ret, 96, "over TCP");
 }
 
-/* Peers may send nonsense as fast as they like, those of this host faster than others. */
+/* Peers may send nonsense as fast as they like, local ones faster than others. */
 static void client_log(const struct client *c, const char *why)
 {
     char name[96];
     client_name(c, name);
-    /* Strangers on TCP do not use up the lines of this host's clients. */
+    /* Unauthenticated peers on TCP do not use up the log lines of local clients. */
     static struct log_limit limits[2];
     log_write_limited(LOG_LEVEL_WARNING, &limits[c->is_unix], "closed a connection (%s) that %s", name, why);
 }
@@ -198,19 +199,19 @@ static void client_complain(struct client *c, const char *why)
     client_log(c, why);
 }
 
-/* Who does not read is told nothing; the log has it once for all connections of the user. */
+/* A client that does not read gets no error; the log has one for all connections of the user. */
 static void client_too_much(struct client *c)
 {
     char most[SIZE_TEXT_MAX];
     if (!conn_over_budget(c->session.conn)) {
-        client_complain(c, "does not read its answers");
+        client_complain(c, "does not read its replies");
         return;
     }
     c->server->rejected++;
     if (!c->user->logged)
         log_warning_limited(
-            "closed a connection (pid %d), as will be others that grow: answers that uid %u has not "
-            "read, and half messages, may take %s here (user_buffers in [limits] of leatd.conf)",
+            "closed the connection of pid %d, and will close others that grow: unread answers and half "
+            "messages of uid %u may take %s here (user_buffers in [limits] of leatd.conf)",
             c->pid, c->uid, size_format(c->user->budget.limit_bytes, most));
     c->user->logged = true;
 }
@@ -236,7 +237,7 @@ static void handshake_late(struct loop_timer *timer)
     client_free(c);
 }
 
-/* Says why, once, and closes soon. */
+/* Sends the reason, once, and closes soon. */
 static int handshake_refuse(struct client *c, uint16_t type, uint64_t id, const struct leat_error *err)
 {
     c->server->rejected += c->phase != CLIENT_OVER_LIMIT; /* that one was counted when it came */
@@ -281,7 +282,8 @@ static int handshake_too_many(struct client *c, uint64_t id)
     return handshake_refuse(c, PROTO_HELLO, id, &err);
 }
 
-/* The file's mode and its folder say so too; but a file system may have no modes, and a descriptor may have been passed on. */
+/* The file's mode and its folder deny it too; but a file system may have no modes, and a descriptor may have
+ * been passed on. */
 static int handshake_foreign(struct client *c, uint64_t id)
 {
     struct leat_error err;
@@ -393,7 +395,8 @@ static int handshake_tcp(struct client *c, struct conn_message *m)
         if (!version_agree(c))
             return handshake_version(c, m->frame.id);
         client_move(c, CLIENT_PROOF);
-        reply_welcome(c, PROTO_HELLO, m->frame.id, &w); /* a stranger: who we are is for those who prove */
+        /* Not authenticated: this node identifies itself after the proof */
+        reply_welcome(c, PROTO_HELLO, m->frame.id, &w);
         return 0;
     }
     int rc = m->frame.type == PROTO_PROOF
@@ -433,7 +436,7 @@ static int client_message(struct conn *conn, struct conn_message *message)
 {
     struct client *c = conn_user(conn);
     if (c->phase == CLIENT_REFUSED)
-        return 0; /* whatever it sends: its connection ends at the time that was set then */
+        return 0; /* all input is dropped: its connection ends at the time that was set then */
     c->requests++;
     c->server->requests++;
     if (client_is_peer(c))
@@ -461,7 +464,8 @@ static void unix_rest_over(struct loop_timer *timer)
     unix_rest(container_of(timer, struct server, unix_rest), 0);
 }
 
-/* Some are kept for those who are here: for memory, files, and descriptors that are received. The lowest free one shows how many are in use. */
+/* Keeps some for existing connections: for memory, files, and descriptors that are received. The lowest free
+ * one shows how many are in use. */
 static bool descriptors_short(int listener)
 {
     struct rlimit most;
@@ -473,7 +477,7 @@ static bool descriptors_short(int listener)
            (rlim_t)next + MIN(most.rlim_cur / 8, (rlim_t)FDPASS_MESSAGE_MAX) >= most.rlim_cur;
 }
 
-/* Those who cannot be served wait in the listener's queue. It rests, or the loop would turn over it for ever. */
+/* Connections that cannot be served wait in the listener's queue. It rests, or the loop would spin on it. */
 static int accept_fd(struct server *s, int listener, bool is_unix)
 {
     bool none = descriptors_short(listener);
@@ -487,9 +491,9 @@ static int accept_fd(struct server *s, int listener, bool is_unix)
 }
 
 /*
- * Is there a place for one more who has not shown the token? Half a handshake gives way to others, and so who floods the port pushes out
- * their own kind; but not at once: when all of a cluster connect to one node, each of them needs its milliseconds, and the others
- * wait in the listeners' queues.
+ * Is there a place for one more unauthenticated connection? The oldest half-done handshake gives way, so a
+ * flood of the port pushes out its own connections. It does not give way at once: when all of a cluster
+ * connect to one node, each of them needs its milliseconds, and the others wait in the listeners' queues.
  */
 static bool preauth_admit(struct server *s)
 {
@@ -511,8 +515,9 @@ static bool preauth_admit(struct server *s)
 }
 
 /*
- * Is there a place for c? One of this host who finds none is told so when they have said HELLO. On TCP there is one: `handshakes` bounds
- * strangers, PEERS_MAX other nodes, and this host's processes take nothing from those.
+ * Is there a place for c? A local client without one gets an error to its HELLO. On TCP there is always one:
+ * `handshakes` bounds unauthenticated connections, PEERS_MAX other nodes, and this host's processes use no
+ * place of theirs.
  */
 static bool client_admit(struct server *s, struct client *c)
 {
@@ -535,7 +540,7 @@ static bool client_admit(struct server *s, struct client *c)
     return true;
 }
 
-/* Who is at the other end of the unix socket, as the kernel says. */
+/* The user and process at the other end of the unix socket, from the kernel. */
 static int client_identify(struct server *s, struct client *c)
 {
     int rc = conn_credentials(c->session.conn, &c->uid, &c->gid, &c->pid);
@@ -690,7 +695,7 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
     return 0;
 }
 
-/* Before the listener is closed: from then on whoever finds the name refused may bind another socket to it. */
+/* Before the listener is closed: from then on another process may bind a socket to the name. */
 static void socket_unlink(const struct server *s)
 {
     struct stat now;

@@ -30,15 +30,16 @@ int server_new(struct loop *loop, struct pool *pool, const struct server_config 
 void server_free(struct server *server);
 
 /*
- * Control loop. LEAT_QUERY_* and DROP for the daemon's own listeners, which say who may. `all`: every set and job is seen; else a system daemon
- * shows public sets only, and jobs that read these. *ret_text is the caller's. server_drop does not wait: LEAT_BUSY.
+ * Control loop. LEAT_QUERY_* and DROP for the daemon's own listeners, which check permission. `all`: every
+ * set and job is visible; else a system daemon shows public sets only, and jobs that read these. *ret_text is
+ * the caller's. server_drop does not wait: LEAT_BUSY.
  */
 int server_query(struct server *server, uint32_t query, const char *arg, bool all, char **ret_text,
                  struct leat_error *err);
 int server_drop(struct server *server, const char *name, bool force, struct leat_error *err);
 
 /* JSON or Prometheus text of LEAT_QUERY_*, for a caller: daemon/status.c. Caller frees. */
-/* How long requests that wait were open, on the control loop. */
+/* How long waiting requests were open, on the control loop. */
 struct server_times {
     struct histogram open, wait, fetch;
 };
@@ -56,13 +57,14 @@ int report_query(const struct server_view *view, uint32_t query, const char *arg
                  char **ret_text, struct leat_error *err);
 /* metrics.c; NULL: no memory. The caller frees. */
 char *report_metrics(const struct server_view *view);
-/* Of sets that are streamed, and of scans. */
+/* Of streamed sets, and of scans. */
 uint64_t report_windows_bytes(const struct pool *pool);
 
-/* What the processes of this user (0: of all) may have in flight, rail by rail, and what they measured. A new reference, or NULL. */
+/* The bytes that processes of this user (0: of all) may have in flight, rail by rail, and their measurements.
+ * A new reference, or NULL. */
 struct json_t;
 struct json_t *credits_json(const struct list *credits, uint32_t uid);
-/* What loaders told of how far they are, where this caller may see their sets. A new reference, or NULL. */
+/* The progress that loaders reported, where this caller may see their sets. A new reference, or NULL. */
 struct json_t *loaders_json(const struct list *clients, uint32_t uid, uint32_t gid);
 
 #endif

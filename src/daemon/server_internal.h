@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* server_internal.h: between server.c (listeners, handshakes, clients' lives) and requests.c (what a client asks for). */
+/* server_internal.h: between server.c (listeners, handshakes, clients' lives) and requests.c. */
 #ifndef DAEMON_SERVER_INTERNAL_H
 #define DAEMON_SERVER_INTERNAL_H
 
@@ -14,7 +14,7 @@
 struct wset;
 struct client;
 
-struct listener { /* one address that we listen on */
+struct listener { /* an address of this daemon */
     struct loop_source source;
     struct server *server;
     struct sockaddr_storage address;
@@ -25,7 +25,7 @@ struct server_user {  /* of the unix socket */
     uint32_t uid;
     unsigned nclients;
     struct conn_budget budget;
-    bool logged; /* that it was too small for them */
+    bool logged; /* its limit was reported as too small */
 };
 
 struct server {
@@ -42,7 +42,7 @@ struct server {
     unsigned nclients;     /* after their handshake, on the unix socket */
     unsigned nconnections; /* on the unix socket */
     unsigned npeers;
-    unsigned nover_limit; /* past a limit: here until they have heard why */
+    unsigned nover_limit; /* past a limit: here until they got the reason */
     unsigned npreauth;    /* on TCP, before their proof */
     uint64_t started_ns, requests, rejected, serials;
     struct server_times times;
@@ -51,7 +51,7 @@ struct server {
     struct loop_timer unix_rest; /* set: nor does the unix socket */
 };
 
-/* A working set in a client's hands. */
+/* A working set that a client has open. */
 struct handle {
     uint64_t id;
     struct wset *ws;
@@ -81,7 +81,7 @@ struct fetch {
     struct wset *ws; /* a reference: the entries are in its window */
     struct stream_window_entry **entries;
     uint32_t n, cap;
-    uint32_t uid; /* who is charged for cap */
+    uint32_t uid; /* the user that is charged for cap */
 };
 
 struct credits;
@@ -90,7 +90,7 @@ struct credits;
 enum client_phase {
     CLIENT_HELLO,
     CLIENT_PROOF,      /* TCP: HELLO came, the token is not proved */
-    CLIENT_OVER_LIMIT, /* unix: past a limit, and hears why when it has said HELLO */
+    CLIENT_OVER_LIMIT, /* unix: past a limit, and gets the reason after its HELLO */
     CLIENT_READY,      /* served: of the unix socket a local client, of TCP another node */
     CLIENT_REFUSED,    /* the reason was sent; its messages are dropped until the connection ends soon */
     CLIENT_PHASES
@@ -105,7 +105,7 @@ struct client {
     unsigned *counted_in; /* one of the server's nconnections, nover_limit, npreauth, npeers; NULL: none */
     struct loop_timer handshake; /* until READY */
     uint64_t came_ns;
-    uint8_t proof[32]; /* of ours, for a client of TCP that gave its own */
+    uint8_t proof[32]; /* of ours, for a TCP client that gave its own */
     struct proto_hello hello;
     uint32_t uid, gid;
     struct source_groups *groups; /* of a system daemon's client on the unix socket; else NULL */
@@ -159,9 +159,9 @@ int requests_scan(struct client *client, struct conn_message *message, struct le
 int requests_scan_next(struct client *client, struct conn_message *message, struct leat_error *err);
 int requests_scan_end(struct client *client, struct conn_message *message, struct leat_error *err);
 void scans_client_gone(struct client *client);
-/* Its request `id`, if it waits for a scan, is answered. */
+/* Answers its request `id`, if it waits for a scan. */
 void scans_cancel(struct client *client, uint64_t id);
-/* What it said of a handle that it closes. */
+/* Drops the reports of a handle that it closes. */
 void loaders_forget(struct client *client, uint64_t handle);
 /* NULL with err set when the client has too many, or memory is short. */
 struct pending *pending_new(struct client *client, const struct proto_frame *frame, struct wset *ws,
@@ -172,11 +172,11 @@ void pending_refuse(struct pending *pending, const struct leat_error *err);
 bool pending_drop_advance(struct pending *pending);
 /* The client if it, and the server, are still there, else NULL. */
 struct client *client_alive(struct pool *pool, uint64_t serial);
-/* Looks at what waits for this set. */
+/* Advances requests that wait for this set. */
 void requests_advance(struct wset *ws);
-/* Gives back everything the client holds. */
+/* Gives back everything that the client holds. */
 void requests_client_gone(struct client *client);
-/* Tells holders of ws that it was revoked. */
+/* Notifies holders of ws that it was revoked. */
 void requests_revoked(struct server *server, struct wset *ws);
 /* NULL: err is set, LEAT_STALE. */
 struct wset *client_handle(struct client *client, uint64_t id, struct leat_error *err);
@@ -185,7 +185,7 @@ struct wset *client_handle(struct client *client, uint64_t id, struct leat_error
 struct data_target;
 int data_target_new(struct server *server, struct wset *ws, uint32_t uid, struct data_target **ret_target,
                     struct leat_error *err);
-void data_target_free(struct data_target *target); /* one that was not served; NULL is fine */
+void data_target_free(struct data_target *target); /* one without a connection; NULL is fine */
 /* Takes both on success. */
 int data_serve(struct server *server, struct data_target *target, int fd);
 

@@ -21,7 +21,7 @@ static const char *state_name(const struct wset *ws)
 {
     if (wset_has_ended(ws))
         return "ending";
-    /* What ranks pushed has no source to come from again. */
+    /* Pushed samples have no source to be read from again. */
     bool gone = (ws->flags & PROTO_WS_PUSHED) && atomic_load(&ws->live->lost_samples) > 0;
     if ((gone || atomic_load(&ws->live->failed_samples) > 0) && wset_complete(ws))
         return "damaged";
@@ -44,7 +44,7 @@ static const char *kind_name(const struct wset *ws)
     }
 }
 
-/* Names are bytes, JSON is not: what is no UTF-8 is escaped. NULL becomes null. */
+/* Names are bytes, JSON is not: bytes that are no UTF-8 are escaped. NULL becomes null. */
 static json_t *json_bytes(const char *s)
 {
     if (!s)
@@ -72,7 +72,7 @@ static json_t *set_summary(const struct wset *ws)
         "explicit", !!(ws->flags & PROTO_WS_EXPLICIT), "leases", (int)ws->leases, //
         "mode", ws->mode & 0004 ? "public" : "private", "owner_uid", (int)ws->owner_uid, "window_held_bytes",
         (json_int_t)(ws->window ? stream_window_held_bytes(ws->window) : 0));
-    /* A name may look like an escaped one: this tells them apart. */
+    /* A name may look like an escaped one: this field distinguishes them. */
     if (!utf8_valid(ws->name) || !utf8_valid(ws->spec))
         json_object_set_new(json, "escaped", json_true());
     return json;
@@ -139,7 +139,7 @@ static json_t *sets_json(const struct pool *pool, uint32_t uid, uint32_t gid)
     return sets;
 }
 
-/* Empty for a daemon that knows no others. What a node has is what it last said; unknown before it said anything. */
+/* Empty for a daemon without other nodes. The state of a node is its last report, or unknown. */
 static json_t *rails_json(const struct cluster *cluster, unsigned n, const struct cluster_node_view *v)
 {
     static const char *const names[] = {
@@ -190,7 +190,7 @@ uint64_t report_windows_bytes(const struct pool *pool)
     return bytes + pool_scans_window_bytes(pool);
 }
 
-/* null until somebody asked to read by it. */
+/* null until a client asked to read by it. */
 static json_t *rdma_json(struct pool *pool)
 {
     struct net_rdma_stats s;

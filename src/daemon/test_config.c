@@ -274,7 +274,7 @@ static void test_files(void **state)
     config_fini(&c);
 }
 
-/* A list of all nodes is long: it goes over several lines, and one line that is too long says so. */
+/* A list of all nodes is long: it goes over several lines, and one line that is too long is an error. */
 static void test_long_lines(void **state)
 {
     char text[8192] = "# a comment may be as long as it likes, and this one does: ";

@@ -46,7 +46,7 @@ static void test_forced_drop_spares_old_version(void **state)
     assert_int_equal(map[128], 1); /* behind the header, which is read along */
     assert_int_equal(drop(fd, "set", LEAT_DROP_FORCE), 0);
     assert_int_equal(map[128], 1); /* behind the header, which is read along */
-    /* What the new version had for itself is free for others, though readers have not let go of it. */
+    /* What the new version had for itself is free for others, though readers still hold it. */
     assert_true(atomic_load(&h.pool->budget.used_bytes) <= align_up(ROWS * ROW_BYTES, 2 * MIB) + 2 * MIB);
     munmap(map, 2 * MIB);
     close(fd);
@@ -124,7 +124,7 @@ static void begin_push(int fd, uint64_t first, uint32_t count)
     bytes_out_fini(&body);
 }
 
-/* A push that is under way when its set is dropped by force goes on into memory that nobody pays for: none of it stays. */
+/* A push in progress when its set is dropped by force writes memory that no budget covers: none stays. */
 static void test_forced_drop_while_pushed(void **state)
 {
     enum { ROWS_EACH = 1024, BYTES = ROWS_EACH * 1024, HEAD = 4096, TAIL = BYTES - HEAD };
@@ -135,7 +135,8 @@ static void test_forced_drop_while_pushed(void **state)
     host_start(&h, 64 * MIB);
     struct wset *ws = pushed_set(&h, 2 * ROWS_EACH);
     for (unsigned k = 0; k < 2; k++) {
-        uint8_t last = 0; /* asked of the file: who reads the memory races with the thread that fills it */
+        /* Asked of the file: a read of the memory would race with the thread that fills it. */
+        uint8_t last = 0;
         fds[k] = data_connection(&h, ws);
         begin_push(fds[k], k * ROWS_EACH, ROWS_EACH);
         assert_int_equal(send(fds[k], ones, HEAD, 0), HEAD);
@@ -161,7 +162,7 @@ static void test_forced_drop_while_pushed(void **state)
     host_stop(&h, false);
 }
 
-/* Whoever reads a page that this one took the rights of waits until it is let go on. */
+/* A read of a page that this test protected waits until it is released. */
 static uint8_t *guarded;
 static _Atomic bool guard_met, guard_gone;
 

@@ -39,7 +39,7 @@ struct host {
     struct cluster *cluster;
 };
 
-/* Ports that nobody has just now. */
+/* Ports that are free just now. */
 static void addresses(struct host *hosts, unsigned n)
 {
     int fds[4];
@@ -202,7 +202,7 @@ static void test_set_on_both(void **state)
                      wset_region_node(ws, (uint32_t)((part.address + ROW - 1) / ws->region_bytes)) == 1;
         assert_int_equal(wset_sample_state(ws, i), there ? LIVE_LOST : LIVE_RESIDENT);
     }
-    /* It is started anew and knows nothing: they stay lost. */
+    /* It is started again and knows nothing: they stay lost. */
     start(&h[1], token, nodes, 2);
     test_run_until(is_up(&h[0], 1), loop_turn(loop, 100));
     for (unsigned k = 0; k < 20; k++)
@@ -213,7 +213,7 @@ static void test_set_on_both(void **state)
     stop(&h[0]);
 }
 
-/* Why a sample failed is told again as it was: for what it holds, say, and then the set is not loaded again for it. */
+/* A sample's error is reported again unchanged: for its content, say, and then the set stays. */
 static void test_tells_why(void **state)
 {
     struct host h[2];
@@ -245,7 +245,7 @@ static void test_tells_why(void **state)
     stop(&h[0]);
 }
 
-/* The one who died comes back as another, and nobody was told that it had gone: what it held is lost at once. */
+/* A dead node comes back as another, before the others noticed its end: what it held is lost at once. */
 static void test_another_incarnation(void **state)
 {
     struct host h[2];
@@ -268,7 +268,7 @@ static void test_another_incarnation(void **state)
     NODES_SET_EVENT(h[0].cluster, o.ws, 1, .type = SET_ON_INBOUND_LOST, .conn = UINT64_MAX,
                     .may_return = true); /* as when a connection of one with several addresses ended */
     unsigned losses = o.ws->losses;
-    h[1].cluster->incarnation++; /* it has the set and all its samples, as one that others told to fill it */
+    h[1].cluster->incarnation++; /* it has the set and all its samples, as another node told it to fill */
     test_run_until(*incarnation == h[1].cluster->incarnation, loop_turn(loop, 100));
     assert_int_equal(o.ws->losses, losses + 1);
     assert_true(o.ws->live->lost_samples > 0);
@@ -349,7 +349,8 @@ static int dial(struct host *h, struct wset *ws, uint32_t rail, struct dialed *r
     return ret->fd;
 }
 
-/* Of a node's two addresses the first leads to somebody else, who knows the token: it is reached by the second, and read by it alone. */
+/* Of a node's two addresses the first leads to another process, which knows the token: the node is reached by
+ * the second, and read by it alone. */
 static void test_first_address_leads_elsewhere(void **state)
 {
     struct host h[2];
@@ -559,7 +560,7 @@ static void test_names(void **state)
         .hello = {.version_min = PROTO_VERSION, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER},
         .token = token,
         .token_len = sizeof(token) - 1,
-        .stay = true, /* localhost may be ::1 first, which nobody listens on */
+        .stay = true, /* localhost may be ::1 first, where nothing listens */
         .ops = &ops};
     struct peer *peer;
     came_up = false;
@@ -605,7 +606,7 @@ static void come_up(const struct peer_config *config)
     peer_free(peer);
 }
 
-/* Whether somebody was there. */
+/* Whether a peer dialled. */
 static bool was_dialled(int listener)
 {
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
@@ -781,7 +782,7 @@ static void test_gone_while_placed(void **state)
         both_up(h);
         pool_create(h[0].pool, ask(&o, "p", NULL), pushed_index(2000));
         turns(after[k / 2]);
-        /* Whoever asked is not to be called back by a pool that ends. */
+        /* A pool that ends must not call requesters back. */
         if (dead == 0)
             pool_open_forget(h[0].pool, &o);
         if (dead == 0 && o.ws)
@@ -916,7 +917,7 @@ static void test_append(void **state)
         }
         assert_int_equal(ws->crc[7], one->crc[7]);
     }
-    /* The version before is there as long as somebody reads it. */
+    /* The version before stays while it has readers. */
     assert_true(wset_phase_in(one, 1u << WSET_SUPERSEDED));
     assert_ptr_equal(pool_find_uuid(h[0].pool, one->uuid), one);
     pool_unlease(one);
@@ -962,7 +963,8 @@ static void hear_stale(int fd, uint64_t id)
     net_reply_fini(&reply);
 }
 
-/* Dropped where nobody reads it, before it is whole: who waits for it at the other node hears so, and who asks there later. */
+/* Dropped before it is whole, by a node that does not read it: waiting clients of the other node get the
+ * error, and later ones too. */
 static void test_dropped_elsewhere(void **state)
 {
     struct host h[2];
@@ -1010,7 +1012,7 @@ static void test_dropped_elsewhere(void **state)
     stop(&h[0]);
 }
 
-/* A large index is validated beside the loop, which goes on. */
+/* A large index is validated off the loop, which continues. */
 static void test_loop_goes_on(void **state)
 {
     struct host h[1];

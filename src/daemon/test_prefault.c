@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that is made ready ahead, beside sets and windows. */
+/* Prefaulted memory, in addition to sets and windows. */
 #include <setjmp.h>
 #include <stdarg.h>
 
@@ -55,7 +55,7 @@ static void test_ready_memory_is_free_memory(void **state)
     host_stop(&h, true);
 }
 
-/* A window is no region: ready memory is given up for it, and the cap holds. */
+/* A window is no region: prefaulted memory is released for it, and the cap holds. */
 static void test_ready_memory_gives_way_to_a_window(void **state)
 {
     struct host h;

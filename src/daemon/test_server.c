@@ -38,7 +38,7 @@ int fstatfs(int fd, struct statfs *ret)
 
 /* --- whose is what ------------------------------------------------------------------------------------------------- */
 
-/* Another daemon has taken the name of our socket (somebody had removed the file): it is not ours to remove. */
+/* Another daemon has taken the name of our socket (its file had been removed): it is not ours to remove. */
 static void test_the_name_of_another(void **state)
 {
     struct host h;
@@ -61,7 +61,7 @@ static void test_names_of_users(void **state)
     host_start(&h, 64 * MIB);
     struct answer a = open_as(&h, 1000, 0, "train", h.data);
     assert_int_equal(a.code, 0);
-    /* The name is taken by somebody else: neither in the way, nor to be looked at. */
+    /* The name belongs to another user's set: it is no obstacle, and cannot be opened. */
     assert_int_equal(open_as(&h, 2000, 0, "", "leat://train").code, LEAT_DENIED);
     struct answer b = open_as(&h, 2000, 0, "train", h.more);
     assert_int_equal(b.code, 0);
@@ -90,7 +90,7 @@ static void test_only_the_owner_names(void **state)
     host_stop(&h, false);
 }
 
-/* A disk was away: whoever asks for the set by its name has it loaded again, and it stays what it was. */
+/* A disk was away: an open of the set by its name loads it again, and it keeps its properties. */
 static void test_loaded_again_as_it_was(void **state)
 {
     struct host h;
@@ -112,7 +112,7 @@ static void test_loaded_again_as_it_was(void **state)
     host_stop(&h, false);
 }
 
-/* Those who come while there are none wait at no cost, and are served when there are some again. */
+/* Connections that come while there are none wait at no cost, and are served when there are some again. */
 static void test_no_descriptor_for_a_connection(void **state)
 {
     struct host h;
@@ -124,7 +124,7 @@ static void test_no_descriptor_for_a_connection(void **state)
     assert_int_equal(net_dial(h.socket, 0, &fd, &err), 0);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &had), 0);
     few = had;
-    few.rlim_cur = (rlim_t)fd + 2; /* one is left, and kept for those who are here */
+    few.rlim_cur = (rlim_t)fd + 2; /* one is left, and kept for existing connections */
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
     loop_turn(h.loop, 0);
     few.rlim_cur = 3;
@@ -169,7 +169,7 @@ static void report(int fd, const struct proto_report *m)
     send_request(fd, PROTO_REPORT, &body);
 }
 
-/* "jobs" of the daemon's status, as this client is told. Caller frees. */
+/* "jobs" of the daemon's status, as this client gets it. Caller frees. */
 static json_t *loaders_seen(int fd)
 {
     struct bytes_out body = {0};
@@ -226,7 +226,7 @@ static void test_reports(void **state)
         jobs = loaders_seen(other);
     }
     assert_int_equal(json_array_size(jobs), 1);
-    /* Two of four ranks are here, at 100 samples/s each; who waits most says what holds them up. */
+    /* Two of four ranks are here, at 100 samples/s each; the one that waits most determines the cause. */
     assert_true(number(jobs, 0, "samples_per_s") == 400);
     assert_true(number(jobs, 0, "seconds_left") == (5000 - 1032) / 400.0);
     assert_true(number(jobs, 0, "waiting") == 0.5);
@@ -263,7 +263,7 @@ static void test_reports(void **state)
     close(fd);
     assert_int_equal(close_set(other, m.ws - 1000), 0);
     size_t left = 1;
-    while (left) { /* who is gone has nothing to tell: once the daemon has noticed */
+    while (left) { /* a loader that is gone reports nothing: once the daemon has noticed */
         jobs = loaders_seen(other);
         left = json_array_size(jobs);
         json_decref(jobs);

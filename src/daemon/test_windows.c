@@ -65,7 +65,7 @@ static void test_window_turns_over(void **state)
         assert_int_equal(fetch(fd, ws, ROWS - 2 - k * 7919 % (ROWS / 4), 1 + k % 3 % 2, &lease), 0);
         release(fd, lease);
     }
-    /* A count that is nobody's business to walk over, and a range past the window. */
+    /* A count that no client may make us walk over, and a range past the window. */
     assert_int_equal(fetch(fd, ws, 0, ROWS, &lease), LEAT_NO_SPACE);
     release(fd, held);
     close(fd);
@@ -150,7 +150,7 @@ static void *let_go_later(void *arg)
     return NULL;
 }
 
-/* A set that makes room may still have a thread or a connection inside: who takes its place waits for that, and is not streamed. */
+/* A set that makes room may still be in use by a thread: the next one waits, and is not streamed. */
 static void test_room_that_comes_back_late(void **state)
 {
     struct host h;
@@ -166,7 +166,7 @@ static void test_room_that_comes_back_late(void **state)
     assert_int_equal(b.code, 0);
     assert_int_equal(b.ws->flags & PROTO_WS_STREAMED, 0);
     assert_int_equal(atomic_load(&h.pool->evictions), 1);
-    /* The thread that let go last gives its room back, whereupon b is answered, and then says that nothing leaves any more. */
+    /* The thread that releases last gives its room back. Then b is answered, and nothing more is leaving. */
     test_wait_until(!atomic_load(&h.pool->leaving_bytes));
     host_stop(&h, false);
 }

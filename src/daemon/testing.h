@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * testing.h: a real server for tests, on a thread of its own or turned by the test, and a client that speaks the protocol by hand, in
- * orders that a good one would not use. Whatever goes wrong here fails the test that runs.
+ * testing.h: a real server for tests, on a thread of its own or turned by the test. Its client speaks the
+ * protocol by hand, in orders that a correct one would not use. Errors in here fail the running test.
  */
 #ifndef DAEMON_TESTING_H
 #define DAEMON_TESTING_H
@@ -27,7 +27,7 @@ struct host {
 
 /* Of the request that was sent last. */
 extern uint64_t last_id;
-/* `ready` bytes are made ready ahead; the loop is not run yet. */
+/* `ready` bytes are prefaulted; the loop is not run yet. */
 void host_start_ready(struct host *h, uint64_t cap_bytes, uint64_t ready);
 void host_start(struct host *h, uint64_t cap_bytes);
 /* The loop, in a thread of its own. */
