@@ -11,7 +11,7 @@
 unsigned net_addresses_count(const char *list);
 /* The k-th; "" past the end, or when it is too long. */
 void net_addresses_at(const char *list, unsigned k, char ret_address[NET_ADDRESS_BYTES]);
-/* Where in list this very address stands, or -1. */
+/* The position of this very address in list, or -1. */
 int net_addresses_find(const char *list, const char *address);
 /* Each with a port, none empty or twice, no more than NET_ADDRESSES_MAX, and all together no longer than a frame's field. LEAT_INVALID
  * with a message that begins with `what`. */

@@ -72,7 +72,7 @@ int net_auth_client_welcome(struct net_auth *auth, const void *body, size_t len,
     return step(auth, AUTH_PROOF_SENT, rc);
 }
 
-/* Is it what the other side sends that knows the token? Then the handshake is through. */
+/* Does the other side's MAC prove the token? Then the handshake is complete. */
 static int check_mac(struct net_auth *auth, bool server, const uint8_t given[32])
 {
     uint8_t expected[32];

@@ -8,10 +8,10 @@
  *        │                  ── PROOF ─▶ net_auth_server_proof   (0: serve it; LEAT_DENIED: close)
  *   net_auth_client_confirm ◀─ reply ── its mac
  *
- * The client, which chose where to connect, proves first: a server computes nothing from the token for a stranger who reaches its port, and
- * could search for a weak one at leisure. A step out of order is LEAT_DENIED. After a failure the struct refuses every further step. What HELLO says
- * (role, acting user, working set) is covered by both MACs; a recorded handshake is worth nothing, as both
- * sides bring a fresh nonce.
+ * The client, which chose where to connect, proves first. A server computes nothing from the token for an
+ * unauthenticated peer, which could search for a weak token at leisure. A step out of order is LEAT_DENIED.
+ * After a failure the struct refuses every further step. What HELLO says (role, acting user, working set) is
+ * covered by both MACs; a recorded handshake is worth nothing, as both sides bring a fresh nonce.
  */
 #ifndef RPC_AUTH_H
 #define RPC_AUTH_H
@@ -47,13 +47,14 @@ int net_auth_server_hello(struct net_auth *auth, const void *body, size_t len, s
                           struct proto_welcome *ret_welcome);
 /* PROOF's body. 0: the client knows the token; ret_mac is for the second reply. LEAT_DENIED otherwise. */
 int net_auth_server_proof(struct net_auth *auth, const void *body, size_t len, uint8_t ret_mac[32]);
-/* Of this handshake, the same on both sides once it is through; LEAT_DENIED before. For seal.h; the token has to be there still. */
+/* Of this handshake, the same on both sides once it is complete; LEAT_DENIED before. For seal.h; the token
+ * has to be there still. */
 int net_auth_seal_key(const struct net_auth *auth, uint8_t ret_key[32]);
 
 /*
- * Reads a token: a regular file of ours or root's that nobody else may read, >= NET_TOKEN_MIN bytes without
- * its last newlines. Caller clears and frees *ret_token (net_token_free). LEAT_NOT_FOUND, LEAT_DENIED,
- * LEAT_INVALID.
+ * Reads a token: a regular file of this user or root that no other user may read, >= NET_TOKEN_MIN bytes
+ * without its last newlines. Caller clears and frees *ret_token (net_token_free). LEAT_NOT_FOUND,
+ * LEAT_DENIED, LEAT_INVALID.
  */
 int net_token_load(const char *path, void **ret_token, size_t *ret_len, struct leat_error *err);
 void net_token_free(void *token, size_t len);

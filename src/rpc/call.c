@@ -209,7 +209,7 @@ static int split_address(const char *address, char host[256], char port[32], str
         start++;
         host_len -= 2;
     } else if (colon && memchr(address, ':', host_len)) {
-        colon = NULL; /* a bare IPv6 address: where its port begins is anybody's guess */
+        colon = NULL; /* a bare IPv6 address: the begin of its port is unknown */
     }
     if (!colon || !colon[1] || host_len >= 256 || strlen(colon + 1) >= 32)
         return error_set(err, LEAT_INVALID, "address '%s' is neither a /path, nor host:port, nor [ipv6]:port",
@@ -306,8 +306,9 @@ int net_dial(const char *address, uint64_t deadline_ns, int *ret_fd, struct leat
 }
 
 /*
- * Whoever binds in a folder does so one at a time: between its bind and its listen a socket refuses like a dead one, and
- * would be taken for one. -1 (somebody does not let go, or the file system has no locks): it is done without.
+ * Processes bind in a folder one at a time: between its bind and its listen a socket refuses like a dead one,
+ * and would be taken for one. -1 (a process does not release the lock, or the file system has no locks):
+ * continue without it.
  */
 static int lock_folder(const char *path)
 {
@@ -340,7 +341,7 @@ static int listen_unix(const char *path, unsigned mode, int *ret_fd, struct leat
         return error_sys(err, -errno, "cannot set the mode of %s", path);
     rc = bind(fd, (struct sockaddr *)&un, sizeof(un)) < 0 ? -errno : 0;
     if (rc == -EADDRINUSE) {
-        /* Left by a process that was killed? Then nobody answers. */
+        /* Left by a process that was killed? Then connecting fails. */
         int other = -1;
         int dialled = connect_one((struct sockaddr *)&un, sizeof(un), clock_now_ns() + NS_PER_S, &other);
         if (other >= 0)

@@ -2,15 +2,14 @@
 /*
  * conn.c: a framed connection driven by a loop.
  *
- * Happy path: progress() reads what is there into one input buffer, hands every whole frame (header and body)
- * to the owner's message(), and sends the replies that were queued meanwhile in as few sendmsg calls as it
- * can. A payload is not part of a frame's buffer: message() names its destination and the bytes are received
- * there.
+ * Happy path: progress() reads available bytes into one input buffer and hands every whole frame (header and
+ * body) to the owner's message(). Then it sends the queued replies in as few sendmsg calls as it can. A
+ * payload is not part of a frame's buffer: message() names its destination and the bytes are received there.
  *
  * Failure modes: a peer that sends no frame, sizes past the limits, half a message before it hangs up, or
  * more or fewer descriptors than it says is closed with LEAT_CORRUPT; one that hangs up between frames, with
- * LEAT_PEER_GONE; one that does not read its replies, with LEAT_NO_SPACE once limits.out_bytes wait for it, and so one by which
- * the connections of a budget keep more than that; lack of memory, with -ENOMEM. Where the kernel has no room for output it is
+ * LEAT_PEER_GONE; one that does not read its replies, with LEAT_NO_SPACE once limits.out_bytes wait for it,
+ * or its budget is exceeded; lack of memory, with -ENOMEM. Where the kernel has no room for output it is
  * tried again until it has.
  *
  * Invariants:
@@ -63,7 +62,7 @@ struct out_item {
 struct conn {
     struct loop *loop;
     struct loop_source source;
-    struct loop_timer later; /* delivers what must not be delivered from inside a call */
+    struct loop_timer later; /* for callbacks that must not run inside a call */
     const struct conn_ops *ops;
     void *user;
     uint64_t out_limit;
@@ -111,7 +110,7 @@ static void close_fds(int *fds, unsigned n)
             close(fds[i]);
 }
 
-/* LEAT_NO_SPACE: we keep more than before, and all who share the budget more than it is. */
+/* LEAT_NO_SPACE: this connection keeps more than before, and the budget is exceeded. */
 static int budget_update(struct conn *conn)
 {
     struct conn_budget *b = conn->budget;
@@ -153,7 +152,7 @@ static void run_later(struct conn *conn)
     conn->resting = false;
 }
 
-/* Memory is short, or too many descriptors of this user are on their way (ETOOMANYREFS), whoever it is that does not take theirs. */
+/* Memory is short, or too many descriptors of this user are in flight (ETOOMANYREFS). */
 static bool no_room(int error)
 {
     return error == ENOBUFS || error == ENOMEM || error == ETOOMANYREFS;
@@ -167,7 +166,7 @@ static void rest(struct conn *conn, uint64_t ns)
     }
 }
 
-/* A peer that does not read for long is asked less often, or it would wake us a thousand times a second. */
+/* A peer that does not read for long is tried less often, or it would wake us a thousand times a second. */
 static void rest_unread(struct conn *conn)
 {
     if (conn->later.due_ns == 0)
@@ -175,7 +174,8 @@ static void rest_unread(struct conn *conn)
     rest(conn, conn->unread_ns);
 }
 
-/* Descriptors go to those who have read all before: who asks for them and reads nothing keeps one frame's on their way. */
+/* Descriptors go only to a peer that has read everything before: one that does not read
+ * keeps those of one frame in flight. */
 static bool unread(const struct conn *conn)
 {
     int bytes = 0;
@@ -396,7 +396,7 @@ static void queue(struct conn *conn, struct proto_frame frame, const struct byte
     rc = LEAT_NO_SPACE;
     if (body_bytes > PROTO_BODY_MAX || frame.nfds > PROTO_FDS_MAX || frame.payload_bytes > PROTO_PAYLOAD_MAX)
         goto fail;
-    /* All that it takes here: a reply of a frame alone is mostly its item. */
+    /* The whole cost here: a reply of a frame alone is mostly its item. */
     uint64_t charge = sizeof(*item) + PROTO_FRAME + body_bytes + frame.nfds * FD_CHARGE;
     if (conn->out_queued + charge > conn->out_limit)
         goto fail;
@@ -462,7 +462,7 @@ void conn_receive_payload(struct conn *conn, void *dst, uint64_t bytes, void (*d
     conn->payload_user = user;
 }
 
-/* Room for at least one more byte of what the frame at in_pos needs. */
+/* Room for at least one more byte of the frame at in_pos. */
 static int make_room(struct conn *conn, size_t need)
 {
     size_t have = conn->in_end - conn->in_pos;
@@ -528,7 +528,7 @@ static void finish_payload(struct conn *conn)
         drop_payload(conn, 0);
 }
 
-/* Every whole frame that is buffered. *ret_need: bytes of the frame that is not whole yet. */
+/* Dispatches every whole frame that is buffered. *ret_need: bytes of the frame that is not whole yet. */
 static int consume(struct conn *conn, size_t *ret_need)
 {
     *ret_need = PROTO_FRAME;
@@ -618,7 +618,7 @@ static void progress(struct loop_source *source, uint32_t events)
     if (!conn->freed && rc == 0)
         rc = budget_update(conn);
     if (!conn->freed) {
-        /* What was answered before the end goes out even when the rest of the input was nonsense. */
+        /* Queued replies go out even when the rest of the input was nonsense. */
         int sent = conn->closed ? 0 : flush(conn);
         deliver_sent(conn);
         if (rc == 0)

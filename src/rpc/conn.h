@@ -37,11 +37,12 @@ struct conn_limits {
 /* Takes fd (a connected stream socket). Loop's thread only, as everything here. */
 int conn_new(struct loop *loop, int fd, const struct conn_ops *ops, void *user,
              const struct conn_limits *limits, struct conn **ret_conn);
-/* The peer has shown who it is: bodies up to PROTO_BODY_MAX, and 64 MiB of queued replies, from here on. */
+/* The peer has authenticated: bodies up to PROTO_BODY_MAX, and 64 MiB of queued replies, from here on. */
 void conn_trust(struct conn *conn);
 /*
- * What several connections may make us keep together: long input that is no whole message yet, replies
- * that are not read. The one that goes past it is closed (LEAT_NO_SPACE). The owner's, who frees it after them.
+ * What several connections may make this process keep together: long input that is no whole message yet,
+ * replies that are not read. The connection that exceeds it is closed (LEAT_NO_SPACE). The owner's, which
+ * frees it after them.
  */
 struct conn_budget {
     uint64_t used_bytes, limit_bytes;
@@ -51,7 +52,7 @@ void conn_share_budget(struct conn *conn, struct conn_budget *budget);
 bool conn_over_budget(const struct conn *conn);
 /* Closes at once; queued output is dropped; closed() is not called. Safe inside callbacks. NULL is fine. */
 void conn_free(struct conn *conn);
-/* Hands the descriptor to somebody else (a data thread, a client by SCM_RIGHTS) and frees the conn. Only when no
+/* Gives the descriptor away (to a data thread, to a client by SCM_RIGHTS) and frees the conn. Only when no
  * output is queued and no input is buffered, else -EBUSY. */
 int conn_release_fd(struct conn *conn);
 void *conn_user(const struct conn *conn);
@@ -115,7 +116,7 @@ int net_listen(const char *address, unsigned mode, int *ret_fd, struct leat_erro
 
 /* --- the server side of PROTO_READ and PROTO_WRITE: data threads ----------------------------------------------- */
 
-/* Where the answer to a request goes that is not answered at once: a value, to be kept by who will answer. */
+/* Where a later answer to a request goes: a value, kept by the code that will answer. */
 struct net_later {
     struct data_thread *thread;
     uint64_t conn, id;
@@ -133,14 +134,15 @@ struct net_serve_target {
     int (*written)(struct net_serve_target *target, uint64_t first_sample, uint32_t count);
     /* The connection ended; called once, on the data thread. */
     void (*unref)(struct net_serve_target *target);
-    /* A request that is neither READ nor WRITE: appends the body of its reply, or answers with a status and its message.
-     * LEAT_CORRUPT ends the connection, as NULL here does: nothing else is said on it. On the data thread, which it holds up;
-     * NET_LATER: it will be answered by net_server_answer, once, unless unref comes first. */
+    /* A request that is neither READ nor WRITE: appends the body of its reply, or answers with a status and
+     * its message. LEAT_CORRUPT ends the connection, as NULL here does: nothing more is sent on it. On the
+     * data thread, which waits for it; NET_LATER: it will be answered by net_server_answer, once, unless
+     * unref comes first. */
     int (*request)(struct net_serve_target *target, uint16_t type, struct bytes_in *in,
                    struct bytes_out *reply, const struct net_later *later, struct leat_error *err);
-    /* Who passes descriptors here, which are not taken. */
+    /* The user whose descriptors arrive here and are not taken. */
     uint32_t uid;
-    /* Counts what is sent over this connection, with others; NULL: nobody does. */
+    /* Counts what is sent over this connection, with others; NULL: not counted. */
     _Atomic uint64_t *sent_bytes;
 };
 
@@ -155,7 +157,7 @@ void net_server_answer(const struct net_later *later, int status, const char *me
 /* With the reply's body, which is taken; it has not failed. */
 void net_server_answer_body(const struct net_later *later, int status, const char *message,
                             struct bytes_out *body);
-/* Closes every connection and joins: nobody touches a target's memory any more. NULL is fine. */
+/* Closes every connection and joins: afterwards no thread touches a target's memory. NULL is fine. */
 void net_server_free(struct net_server *server);
 struct net_server_stats {
     uint64_t connections, requests, bytes_sent, bytes_received, errors;

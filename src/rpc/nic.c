@@ -83,7 +83,7 @@ int nic_find(const struct sockaddr_storage *far, unsigned k, const char *listen,
         return LEAT_NOT_FOUND;
     *ret_nic = n ? ours[k % n] : other;
     if (here)
-        ret_nic->name[0] = 0; /* what goes to this very host comes in by lo, whatever its address */
+        ret_nic->name[0] = 0; /* packets to this very host come in by lo, whatever its address */
     return 0;
 }
 

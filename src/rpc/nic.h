@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nic.h: by which of our interfaces a rail of another node is reached: the one in the subnet of its address. */
+/* nic.h: the local interface for a rail of another node: the one in the subnet of its address. */
 #ifndef RPC_NIC_H
 #define RPC_NIC_H
 
@@ -16,8 +16,9 @@ struct nic {
 };
 
 /*
- * The interface for the far address of rail k. `listen`: our own addresses; one of them is taken before an interface that is not
- * among them, and of several in that subnet the k-th, so that flat networks have as many rails. LEAT_NOT_FOUND: none is in that subnet.
+ * The interface for the far address of rail k. `listen`: our own addresses; one of them is taken before other
+ * interfaces. Of several in that subnet the k-th is taken, so that flat networks have as many rails.
+ * LEAT_NOT_FOUND: none is in that subnet.
  */
 int nic_find(const struct sockaddr_storage *far, unsigned k, const char *listen, struct nic *ret_nic);
 /* The socket's packets leave by that interface: its address, and the device itself where the kernel lets us. 0 or -errno. */

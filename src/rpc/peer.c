@@ -40,8 +40,8 @@ struct peer {
     struct dial dial;
     struct resolve_list list; /* what the name of the address leads to that is dialled */
     char address[NET_ADDRESS_BYTES];
-    char name[sizeof(((struct proto_welcome *)NULL)->node)]; /* what the other side calls itself */
-    int begin_code; /* why this try ended before it began: told by the timer */
+    char name[sizeof(((struct proto_welcome *)NULL)->node)]; /* the other side's name of itself */
+    int begin_code; /* why this try ended before it began: the timer reports it */
     struct loop_source connecting;
     struct resolve *resolving; /* a name is being looked up */
     struct loop_source resolved;
@@ -105,7 +105,7 @@ static void disconnect(struct peer *p)
     struct conn *conn = p->conn;
     p->conn = NULL;
     if (p->state != PEER_DOWN)
-        peer_move(p, PEER_DOWN); /* before the callbacks of what was sent: they send nothing more */
+        peer_move(p, PEER_DOWN); /* before the callbacks of sent data: they send nothing more */
     conn_free(conn);
     net_auth_fini(&p->auth);
     net_seal_fini(&p->seal);
@@ -145,10 +145,8 @@ static void go_down(struct peer *p, int status, const char *message)
     p->config.ops->down(p, status, message);
 }
 
-/*
- * This address does not answer, or does not any more: the next one of its name, then of the node, is tried before anybody hears that the
- * node is down. Only what was asked for over the lost connection is answered with its loss.
- */
+/* This address does not answer, or no more: the next one of its name, then of the node, is tried before the
+ * node is reported as down. Only requests over the lost connection get an error. */
 static void address_failed(struct peer *p, int status, const char *message)
 {
     bool identified = p->state == PEER_IDENTIFIED;
@@ -187,7 +185,7 @@ static void call_payload_done(void *user, int status)
     struct call *c = user;
     if (status < 0)
         return; /* the connection is going: go_down answers */
-    /* No writable mapping is left, so that who gets it can seal it. */
+    /* No writable mapping is left, so that the receiver can seal it. */
     munmap(c->map, c->reply.payload_bytes);
     c->map = NULL;
     call_answer(c, &c->reply);
@@ -301,7 +299,7 @@ static const struct conn_ops ops = {.message = on_message, .closed = on_closed};
 
 void peer_socket_watch(int fd)
 {
-    /* A host that vanishes without a word is noticed within about ten seconds. */
+    /* A host that vanishes silently is noticed within about ten seconds. */
     int on = 1, idle = 3, interval = 2, count = 3;
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
@@ -360,10 +358,8 @@ static bool other_rail(const struct peer *p)
     return false;
 }
 
-/*
- * One rail is dialled from the interface that shares its subnet, or not at all: over another one it would be no rail of its own. Where
- * no subnet is shared, the way to the first address is routing's affair, and it is the only rail.
- */
+/* One rail is dialled from the interface that shares its subnet, or not at all: over another one it would not
+ * be a separate rail. Without a shared subnet, routing finds the first address, and it is the only rail. */
 static int bind_rail(const struct peer *p, int fd, const struct sockaddr_storage *far)
 {
     struct nic nic;
@@ -399,7 +395,7 @@ static void resolving_end(struct peer *p)
     resolve_free(TAKE_PTR(p->resolving));
 }
 
-/* A failure is told later, like every other answer. */
+/* A failure is reported later, like every other answer. */
 static void wait_for_it(struct peer *p, int rc)
 {
     p->begin_code = rc;
@@ -411,7 +407,7 @@ static void connect_found(struct peer *p)
     wait_for_it(p, try_connect(p, &p->list.found[p->dial.found_at]));
 }
 
-/* Where its name led last time comes first. */
+/* The address that its name last led to comes first. */
 static void connect_first(struct peer *p)
 {
     const struct resolve_address *last = p->config.answered ? &p->config.answered[peer_address(p)] : NULL;
@@ -440,7 +436,7 @@ static void on_resolved(struct loop_source *source, uint32_t events)
         return;
     resolving_end(p);
     if (p->state != PEER_CONNECTING)
-        return; /* it took longer than we waited: the next try asks again, and is likely told at once */
+        return; /* the answer came too late: the next try asks again, and likely gets it at once */
     if (rc < 0) {
         address_failed(p, LEAT_PEER_GONE, "its name is not known");
         return;
@@ -449,7 +445,7 @@ static void on_resolved(struct loop_source *source, uint32_t events)
     connect_first(p);
 }
 
-/* There is one at a time. */
+/* One lookup at a time. */
 static int resolve_name(struct peer *p)
 {
     if (p->resolving)

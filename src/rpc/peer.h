@@ -39,7 +39,7 @@ struct peer_config {
 
 /* Which of its addresses it is connected by, or tried last. */
 unsigned peer_address(const struct peer *peer);
-/* UP: what the other side calls itself, which is what it listens on unless it was given a name. */
+/* UP: the other side's name of itself, which is its listening address unless it has a configured name. */
 const char *peer_name(const struct peer *peer);
 /* UP: of the connection. */
 unsigned peer_version(const struct peer *peer);
@@ -66,23 +66,21 @@ int peer_call(struct peer *peer, uint16_t type, const struct bytes_out *body, co
               void *user);
 /* Answers every call out and goes down, as if the connection had ended; connects again if asked to stay. */
 void peer_fail(struct peer *peer, int status, const char *message);
-/*
- * UP, and it is the one that was meant, or it is not: then its next address is tried, and it goes down when none is left. Until it is accepted, an
- * address that leads somewhere counts as tried.
- */
+/* UP, and the peer is the intended one (accept), or not (reject): then its next address is tried, and it goes
+ * down when none is left. Until it is accepted, an address that leads to a peer counts as tried. */
 void peer_accept(struct peer *peer);
 void peer_reject(struct peer *peer, int status, const char *message);
-/* What waits to be sent to it: bytes. */
+/* Bytes that wait to be sent to it. */
 uint64_t peer_queued(const struct peer *peer);
 /* An event; done(user, status) once it was sent or dropped, which may be at once; NULL: no notice. */
 void peer_event_done(struct peer *peer, uint16_t type, const struct bytes_out *body,
                      void (*done)(void *user, int status), void *user);
-/* Appends `text` to what will be sent next, sealed for this connection and to `aad` (rpc/seal.h). -ENOTCONN. */
+/* Appends `text` to the next message, sealed for this connection and to `aad` (rpc/seal.h). -ENOTCONN. */
 int peer_seal(struct peer *peer, const void *aad, size_t aad_len, const void *text, size_t len,
               struct bytes_out *out);
 /* Fire and forget. */
 void peer_event(struct peer *peer, uint16_t type, const struct bytes_out *body);
-/* A host that vanishes without a word is noticed within about fifteen seconds, from either end of a connection. */
+/* A host that vanishes silently is noticed within about fifteen seconds, from either end of a connection. */
 void peer_socket_watch(int fd);
 /* UP, DATA role: the socket, which is the caller's from here on; the peer is DOWN and may be freed. */
 int peer_release_fd(struct peer *peer);

@@ -58,7 +58,7 @@ int net_seal(struct net_seal *seal, const struct net_auth *auth, const void *aad
     int rc = key_make(seal, auth);
     if (rc < 0 || seal->count == UINT64_MAX)
         return rc < 0 ? rc : -EIO;
-    bytes_put_u64(out, ++seal->count); /* never one of them twice, also when this fails */
+    bytes_put_u64(out, ++seal->count); /* a number is never used twice, even when this fails */
     uint8_t *to = bytes_room(out, len + TAG_BYTES);
     if (!to)
         return -ENOMEM;

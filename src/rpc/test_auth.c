@@ -206,7 +206,7 @@ static int unseal(struct net_seal *seal, const struct net_auth *auth, const char
 
 static void test_sealed(void **state)
 {
-    static const char secret[] = "a key of somebody's";
+    static const char secret[] = "a user's secret key";
     struct talk t, u;
     struct net_seal from = {0}, to = {0}, stranger = {0};
     struct bytes_out first = {0}, second = {0}, empty = {0};

@@ -244,7 +244,7 @@ static void test_nonsense(void **state)
     expect_closed(&s, LEAT_CORRUPT);
     assert_int_equal(s.messages, 0);
 
-    side_init(&s, AF_UNIX, 0); /* a payload that nobody asked for */
+    side_init(&s, AF_UNIX, 0); /* an unexpected payload */
     send_frame(&s,
                &(struct proto_frame){.version = PROTO_VERSION, .kind = 1, .type = 16, .payload_bytes = 100},
                "", 0);
@@ -452,7 +452,7 @@ static void test_budget(void **state)
     assert_int_equal(budget.used_bytes, 0);
 }
 
-/* Who reads nothing has the descriptors of one frame on their way, and those of the others once they read. */
+/* A peer that reads nothing has one frame's descriptors in flight, and the others' once it reads. */
 static void test_descriptors_unread(void **state)
 {
     struct side s;
@@ -509,7 +509,7 @@ static void test_descriptors_unread_for_long(void **state)
     side_fini(&s);
 }
 
-/* As somebody whom the kernel lets have few descriptors on their way. 0, or the line that went wrong. */
+/* As a user with a low kernel limit of descriptors in flight. 0, or the line that went wrong. */
 static int too_many_on_their_way(void)
 {
     const struct rlimit few = {64, 64};
@@ -536,7 +536,7 @@ static int too_many_on_their_way(void)
     if (s.closed || recv(s.peer, fds, 1, MSG_DONTWAIT | MSG_PEEK) >= 0)
         return __LINE__;
     close(pair[0]);
-    close(pair[1]); /* nobody took them */
+    close(pair[1]); /* not taken */
     for (unsigned i = 0; i < 500 && recv(s.peer, fds, 1, MSG_DONTWAIT | MSG_PEEK) < 0; i++)
         loop_turn(s.loop, 20);
     if (s.closed || recv(s.peer, fds, 1, MSG_DONTWAIT | MSG_PEEK) < 0)
@@ -630,11 +630,11 @@ static void test_addresses(void **state)
     struct stat st;
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
-    assert_int_equal(net_listen(path, 0, &other, &err), -EADDRINUSE); /* somebody listens */
+    assert_int_equal(net_listen(path, 0, &other, &err), -EADDRINUSE); /* a process listens */
     assert_int_equal(net_dial(path, 0, &other, &err), 0);
     close(other);
     close(fd);
-    assert_int_equal(net_listen(path, 0666, &fd, &err), 0); /* nobody does any more */
+    assert_int_equal(net_listen(path, 0666, &fd, &err), 0); /* none does any more */
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0666);
     close(fd);
