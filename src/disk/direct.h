@@ -4,11 +4,11 @@
 #define DISK_DIRECT_H
 
 /*
- * Opens the same file again through /proc/self/fd with O_DIRECT | O_RDONLY | O_CLOEXEC: a new file description, so
- * the flags and position of `fd` stay as they are. Returns the descriptor, which is the caller's, or -errno: -EINVAL
- * where the file system has no direct I/O, -EACCES where this process could not have opened the file itself
- * (a descriptor passed by someone else). Some file systems (tmpfs since 6.6) accept the flag and
- * read buffered: ask disk_file_probe first. Any thread.
+ * Opens the same file again through /proc/self/fd with O_DIRECT | O_RDONLY | O_CLOEXEC: a new file
+ * description, so the flags and position of `fd` stay as they are. Returns the descriptor, which is the
+ * caller's, or -errno: -EINVAL where the file system has no direct I/O, -EACCES where this process could not
+ * have opened the file itself (a descriptor from another process). Some file systems (tmpfs since 6.6) accept
+ * the flag and read buffered: ask disk_file_probe first. Any thread.
  */
 int disk_open_direct(int fd);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* disk.c: the choice of an engine, and what the engines share (engine.h). */
+/* disk.c: the choice of an engine, and code that the engines share (engine.h). */
 #include "base/log.h"
 #include "disk/engine.h"
 
@@ -74,11 +74,11 @@ void disk_request_finish(struct disk_engine *e, struct disk_read *req, int64_t r
 bool disk_short_is_eof(int fd, uint64_t next)
 {
     struct stat st;
-    /* A size of 0 means nothing in /proc and its like; there the read that returns 0 is the end. */
+    /* In /proc and the like a size of 0 means nothing; there the read that returns 0 is the end. */
     if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 && next >= (uint64_t)st.st_size)
         return true;
-    /* Short, unaligned and yet not at the size we see: the file is being changed. It cannot be read on
-     * directly from here; whoever asked sees a short result and finds out what the file is now. */
+    /* Short, unaligned and yet not at the size we see: the file is being changed. Reading cannot continue
+     * directly from here; the requester sees a short result and checks the file again. */
     int flags = fcntl(fd, F_GETFL);
     return flags >= 0 && (flags & O_DIRECT) && next % 512 != 0;
 }

@@ -6,10 +6,10 @@
  *
  *   submit ──▶ in flight (at most `depth`) ──▶ reap: done(req, result), exactly once each, never inside submit
  *
- * Failure modes: a short read at end of file is a result smaller than `bytes`, not an error; -EIO and friends are
- * the request's result, the engine stays usable. disk_engine_free waits for what the kernel still holds (no buffer
- * is written after it returns) and ends the requests that had not started with -ECANCELED, so done() runs for all.
- * done() may submit again and may free its request; it may not reap, and may not free the engine.
+ * Failure modes: a short read at end of file is a result smaller than `bytes`, not an error; -EIO and friends
+ * are the request's result, the engine stays usable. disk_engine_free waits for requests in the kernel: no
+ * buffer is written after it returns. It ends requests that had not started with -ECANCELED, so done() runs
+ * for all. done() may submit again and may free its request; it may not reap, and may not free the engine.
  */
 #ifndef DISK_DISK_H
 #define DISK_DISK_H
@@ -34,8 +34,9 @@ struct disk_read {
 
 struct disk_ops {
     const char *name;
-    /* Queues n requests, any number; the engine retries short reads itself until EOF and splits what the kernel would
-     * not take at once (over 1 GiB). 0 or -errno (then none was queued; -ECANCELED while the engine is being freed). */
+    /* Queues n requests, any number; the engine retries short reads itself until EOF and splits reads that
+     * the kernel would not take at once (over 1 GiB). 0 or -errno (then none was queued; -ECANCELED while the
+     * engine is being freed). */
     int (*submit)(struct disk_engine *e, struct disk_read **reqs, unsigned n);
     /* Calls done() for finished requests; waits for at least min_done of them (fewer if fewer are in flight).
      * Returns how many, or -errno. */
@@ -72,19 +73,20 @@ int disk_worker_new(unsigned depth, struct disk_engine **ret_engine);
 int disk_engine_new(const char *kind, unsigned depth, struct disk_engine **ret_engine);
 void disk_engine_free(struct disk_engine *e); /* NULL is fine */
 
-/* What a file is like to read, found once a file. */
+/* Properties of reads from a file, found once a file. */
 struct disk_file_traits {
     uint32_t
-        direct_align; /* of offset, length and memory: what O_DIRECT asks for at most; 0: no direct I/O here */
-    uint32_t direct_memory_align; /* of memory alone: NVMe asks for 4 bytes, many others for a block */
+        /* Of offset, length and memory: the most that O_DIRECT requires; 0: no direct I/O here */
+        direct_align;
+    uint32_t direct_memory_align; /* of memory alone: NVMe requires 4 bytes, many others a block */
     const char *fs; /* "ext4", "xfs", "tmpfs", "overlay", "nfs", "fuse", "virtiofs", "other"; static string */
     bool network;   /* nfs, cifs, fuse...: pages cached here say nothing about the source */
 };
-/* Tests: what files are said to ask of memory; 0: what they ask. */
+/* Tests: the alignment of memory that files are taken to require; 0: their own. */
 extern uint32_t disk_memory_align;
 int disk_file_probe(int fd, struct disk_file_traits *ret_traits);
-/* Share of [offset, offset+bytes) that the page cache holds, 0..1000 per mille (cachestat, else mincore); -errno
- * when the kernel does not tell. Never brings pages in. */
+/* Share of [offset, offset+bytes) that the page cache holds, 0..1000 per mille (cachestat, else mincore);
+ * -errno when the kernel does not report it. Never brings pages in. */
 int disk_cached_permille(int fd, uint64_t offset, uint64_t bytes);
 
 #endif

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * probe.c: what a file is like to read: its file system, whether and how aligned direct I/O works, and how much of it
- * the page cache holds.
+ * probe.c: properties of reads from a file: its file system, whether and how aligned direct I/O works, and
+ * how much of it the page cache holds.
  *
- * Failure modes: a kernel without STATX_DIOALIGN (before 6.1) or a file system that does not fill it: O_DIRECT is tried by
- * opening the file again, and 4096 is assumed, never 512. A kernel without cachestat (before 6.5): mincore, which is
- * only believed where the kernel tells the truth: to those who own the file or may write it.
+ * Failure modes: a kernel without STATX_DIOALIGN (before 6.1) or a file system that does not fill it:
+ * O_DIRECT is tried by opening the file again, and 4096 is assumed, never 512. A kernel without cachestat
+ * (before 6.5): mincore, which is believed only where the kernel answers truly: for a process that owns the
+ * file or may write it.
  */
 #include "disk/direct.h"
 #include "disk/disk.h"
@@ -42,7 +43,7 @@ static const struct fs_kind {
     {0x19830326, "beegfs", true, false},    {0x73717368, "squashfs", false, false},
 };
 
-/* virtiofs shares FUSE's magic; the mount table tells them apart. */
+/* virtiofs shares FUSE's magic; the mount table distinguishes them. */
 static bool is_virtiofs(int fd)
 {
     struct stat st;
@@ -64,7 +65,7 @@ static bool is_virtiofs(int fd)
     return found;
 }
 
-/* What statx says: true with the alignments (0: no direct I/O here), or false where it does not say. */
+/* The alignments that statx reports (0: no direct I/O here); false where it reports none. */
 static bool direct_align_statx(int fd, struct disk_file_traits *ret_traits)
 {
 #ifdef STATX_TYPE
@@ -113,7 +114,7 @@ int disk_file_probe(int fd, struct disk_file_traits *ret_traits)
     return 0;
 }
 
-/* cachestat(2), Linux 6.5; glibc has no wrapper in the versions that we meet. */
+/* cachestat(2), Linux 6.5; older glibc has no wrapper. */
 struct cache_range {
     uint64_t off, len;
 };
@@ -139,7 +140,7 @@ static int cached_by_mincore(int fd, const struct stat *st, uint64_t start, uint
 {
     char path[40];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    /* To anyone else mincore answers "all of it" (CVE-2019-5489). */
+    /* For other processes mincore answers "all of it" (CVE-2019-5489). */
     if (geteuid() != 0 && geteuid() != st->st_uid && faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) < 0)
         return -EPERM;
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), pages = div_up(bytes, page), cached = 0;
@@ -160,7 +161,8 @@ static int cached_by_mincore(int fd, const struct stat *st, uint64_t start, uint
     return r;
 }
 
-/* A file there is another one below, whose pages they are: cachestat (up to Linux 6.18 at least) looks at the upper one, which has none. */
+/* Is this a file of overlayfs? Its pages belong to the file below, while cachestat (up to Linux 6.18 at
+ * least) looks at the upper one, which has none. */
 static bool is_overlay(int fd)
 {
     struct statfs sfs;

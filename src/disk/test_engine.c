@@ -515,7 +515,7 @@ static void test_fault_rules(void **state)
     free(p[0].buf);
 }
 
-/* In a child, as someone whom RLIMIT_MEMLOCK binds: exit code 0 if registration was refused, counted, and reads go on. */
+/* In a child of a user with RLIMIT_MEMLOCK: exit code 0 if registration was refused and counted; reads work. */
 static int memlock_child(void)
 {
     struct disk_engine *e;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * uring.c: reads through io_uring, into registered buffers where they could be had.
+ * uring.c: reads through io_uring, into registered buffers where possible.
  *
- * Happy path: submit() appends to `pending`, pushes as many as `depth` allows into the submission ring and enters the
- * kernel once; reap() takes completions, puts what is unfinished (short reads, pieces of large requests) back in front of
- * `pending`, calls done() for the rest, and refills the ring.
+ * Happy path: submit() appends to `pending`, pushes as many as `depth` allows into the submission ring and
+ * enters the kernel once; reap() takes completions, puts unfinished requests (short reads, pieces of large
+ * ones) back in front of `pending`, calls done() for the rest, and refills the ring.
  *
  * Failure modes
- * - io_uring refused (seccomp, kernel.io_uring_disabled, an old kernel): disk_uring_new says so, nothing is left behind.
+ * - io_uring refused (seccomp, kernel.io_uring_disabled, an old kernel): disk_uring_new returns that error,
+ *   nothing is left behind.
  * - A buffer cannot be registered (RLIMIT_MEMLOCK, table full): counted in register_failed; its reads are plain ones.
  * - The kernel takes no submission now (-EAGAIN, no memory): the entries stay in the ring, and the next reap() enters again.
  *
@@ -36,7 +37,7 @@ struct buffer {
 struct uring {
     struct disk_engine e;
     struct io_uring ring;
-    int event_fd; /* -1 until someone asks for it */
+    int event_fd; /* -1 until it is requested */
     bool enabled, closing, reaping;
     bool slots_made;    /* the sparse table exists */
     unsigned in_kernel; /* pushed into the ring and not completed */
@@ -70,7 +71,7 @@ static unsigned piece_of(const struct uring *u, const struct disk_read *req, int
         return (unsigned)len;
     const struct buffer *b = &u->buffers[req->buffer];
     uintptr_t base = (uintptr_t)b->addr, at = (uintptr_t)req->dst + req->got;
-    /* A buffer that was unregistered meanwhile, or does not hold all of the destination: read plainly. */
+    /* A buffer that was unregistered since, or does not hold all of the destination: read plainly. */
     if (!b->addr || at < base || at - base >= b->bytes || len > b->bytes - (at - base))
         return (unsigned)len;
     uint64_t in_buffer = at - base;
@@ -95,7 +96,7 @@ static void push(struct uring *u)
             io_uring_prep_read(sqe, req->fd, at, len, req->offset + req->got);
         }
         io_uring_sqe_set_data(sqe, req);
-        req->result = len; /* what was asked, until it is known what came */
+        req->result = len; /* the requested length, until the result is known */
         u->in_kernel++;
     }
 }
@@ -121,7 +122,7 @@ static int uring_submit(struct disk_engine *e, struct disk_read **reqs, unsigned
     return 0;
 }
 
-/* One completion: on with the request, or done with it. Returns how many were done: 0 or 1. */
+/* One completion: continues its request, or ends it. Returns how many ended: 0 or 1. */
 static unsigned complete(struct uring *u, struct disk_read *req, int res)
 {
     u->in_kernel--;
@@ -183,14 +184,14 @@ static int uring_reap(struct disk_engine *e, unsigned min_done)
     assert(!u->reaping);
     u->reaping = true;
     if (u->event_fd >= 0)
-        disk_event_clear(u->event_fd); /* first: what completes from here on signals again */
+        disk_event_clear(u->event_fd); /* first: later completions signal again */
     while (e->in_flight > 0) {
         push(u);
         r = enter(u, count < min_done && io_uring_cq_ready(&u->ring) == 0);
         if (r < 0)
             break;
         count += take_completions(u);
-        /* Nothing stays behind that could be in the kernel: no completion would come to say that we should. */
+        /* Push all that fits: for one left behind, no completion would trigger another push. */
         bool to_push = u->pending.head && u->in_kernel < e->depth;
         if (count >= min_done && !to_push && io_uring_sq_ready(&u->ring) == 0)
             break;
@@ -201,8 +202,8 @@ static int uring_reap(struct disk_engine *e, unsigned min_done)
     return r < 0 ? r : (int)count;
 }
 
-/* Not the ring's own descriptor: with deferred task work a completion does not wake who polls that one (seen on 6.18). An
- * eventfd is signalled; it is made only for those who ask, as each signal costs. */
+/* Not the ring's own descriptor: with deferred task work a completion does not wake a poll of it (seen on
+ * 6.18). An eventfd is signalled; it is made only on request, as each signal costs. */
 static int uring_event_fd(struct disk_engine *e)
 {
     struct uring *u = uring_of(e);
@@ -212,7 +213,7 @@ static int uring_event_fd(struct disk_engine *e)
     if (fd < 0 || io_uring_register_eventfd(&u->ring, fd) < 0)
         return -1;
     if (e->in_flight > 0)
-        disk_event_set(fd); /* what completed before now gave no signal */
+        disk_event_set(fd); /* earlier completions gave no signal */
     return u->event_fd = TAKE_FD(fd);
 }
 
@@ -296,8 +297,8 @@ static void uring_free(struct disk_engine *e)
     while (u->in_kernel > 0) {
         int r = enter(u, io_uring_cq_ready(&u->ring) == 0);
         if (r < 0) {
-            /* -EEXIST: another thread's ring, a bug of the caller. The kernel may still write to the buffers, so
-             * there is no honest way on. */
+            /* -EEXIST: another thread's ring, a bug of the caller. The kernel may still write to the buffers,
+             * so the process cannot continue. */
             log_error("disk engine: cannot wait for %u reads in flight: %s", u->in_kernel, strerror(-r));
             abort();
         }
@@ -320,8 +321,8 @@ static const struct disk_ops uring_ops = {
     .free = uring_free,
 };
 
-/* The best ring this kernel makes. DEFER_TASKRUN (6.1) runs completions in our own calls, never as an interruption of
- * other work; COOP_TASKRUN (5.19) is the next best. */
+/* The best ring that this kernel makes. DEFER_TASKRUN (6.1) runs completions in our own calls, never as an
+ * interruption of other work; COOP_TASKRUN (5.19) is the next best. */
 static int ring_make(struct uring *u, unsigned depth)
 {
     static const unsigned tries[] = {

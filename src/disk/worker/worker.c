@@ -2,9 +2,9 @@
 /*
  * worker.c: pread in a small pool of threads.
  *
- * Happy path: submit() appends to `todo`; a thread takes the first request, reads it to its end and appends it to
- * `finished`; reap(), in the owner's thread, takes that list and calls done(). With depth 1 there is no thread: reap()
- * makes the read itself. That form is also the debugging aid: a stack trace shows who asked.
+ * Happy path: submit() appends to `todo`; a thread takes the first request, reads it to its end and appends
+ * it to `finished`; reap(), in the owner's thread, takes that list and calls done(). With depth 1 there is no
+ * thread: reap() makes the read itself. That form is also the debugging aid: a stack trace shows the caller.
  *
  * Failure modes: fewer threads than asked can be started: the pool works with those it has, and `depth` says how many.
  * A read that hangs (a dead NFS server) hangs its thread, and free() with it, as its buffer may still be written.
@@ -87,7 +87,7 @@ static int worker_submit(struct disk_engine *e, struct disk_read **reqs, unsigne
     return 0;
 }
 
-/* Depth 1. At least one request a call, so that reap(0) in an event loop gets on. */
+/* Depth 1. At least one request a call, so that reap(0) in an event loop makes progress. */
 static int reap_alone(struct worker *w, unsigned min_done)
 {
     unsigned count = 0;
@@ -129,7 +129,7 @@ static int worker_event_fd(struct disk_engine *e)
 
 static int worker_buffer_register(struct disk_engine *e, void *addr, uint64_t bytes)
 {
-    return -EOPNOTSUPP; /* pread has no registered buffers; not a downgrade, so not counted as one */
+    return -EOPNOTSUPP; /* pread has no registered buffers; this is no downgrade, so it is not counted */
 }
 
 static void worker_buffer_unregister(struct disk_engine *e, int buffer) {}
