@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * arrays.c: arrays that are opened together: one field each, sample i is row i of all, or so many rows together. Their numbers of
- * samples must agree; where they lie is the formats' matter.
+ * arrays.c: arrays that are opened together: one field each, sample i is row i of all, or so many rows
+ * together. Their numbers of samples must agree; the formats place them.
  */
 #include <stdio.h>
 
@@ -47,8 +47,9 @@ uint64_t scan_array_sample_bytes(const struct scan_array *array)
 }
 
 /*
- * Would samples lie over more pages than they have to, if addresses were as offsets are in the file, behind its header? Then the
- * first is put at a border. It only helps where the others then begin at one as well, or lie between two.
+ * Would samples lie over more pages than necessary, if addresses equal the offsets in the file, behind its
+ * header? Then the first is put at a border. This helps only where the others then begin at one as well, or
+ * lie between two.
  */
 static bool better_at_border(uint64_t offset, uint64_t sample_bytes)
 {

@@ -2,8 +2,8 @@
 /*
  * build.c: looks at each source, picks the format, runs its scanner and writes the index.
  *
- * A directory of nothing but .tar files is a set of shards, any other is a tree. A file is recognised by its first bytes,
- * not by its name; only tar, which may have none, is also told by its name.
+ * A directory of nothing but .tar files is a set of shards, any other is a tree. A file is recognised by its
+ * first bytes, not by its name; only tar, which may have none, is also recognised by its name.
  */
 #include <stdio.h>
 #include <strings.h>
@@ -114,7 +114,7 @@ static int sniff(const char *path, struct scan_file *file, enum scan_format *ret
     return rc;
 }
 
-/* A remote name costs a request: ask only where the odd characters can be part of it. */
+/* A remote name costs a request: only names with odd characters in them are looked up. */
 int scan_exists(struct scan *scan, const char *path)
 {
     struct dataset_stat stat;

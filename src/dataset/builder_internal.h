@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* builder_internal.h: what index_builder.c collects and index_finish.c writes. */
+/* builder_internal.h: the tables that index_builder.c collects and index_finish.c writes. */
 #ifndef DATASET_BUILDER_INTERNAL_H
 #define DATASET_BUILDER_INTERNAL_H
 

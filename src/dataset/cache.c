@@ -1,25 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cache.c: the index at hand, so that no job scans twice what did not change.
+ * cache.c: existing indexes, so that no job scans unchanged data twice.
  *
  * Happy path: the files that the spec means are listed (a pattern is expanded again, a folder of shards is listed again);
  * the index beside the data, then the one in the cache, is mapped and compared: same files, same sizes and times; for a
  * tree, same times of all its folders, and of its files too if they are not many. Otherwise a scan, written to a temporary file and renamed.
  *
- * Remote data: one stat of each object, or one list of a prefix, is compared with the index as it comes: sizes and ETags. The cache is
- * looked at first, since it costs no request. A remote index that is itself the source ("s3://bucket/prefix/.leat-index") is believed: nothing
- * is listed, and what changed since shows when it is read, by the ETags that it has.
+ * Remote data: one stat of each object, or one list of a prefix, is compared with the index as it comes:
+ * sizes and ETags. The cache is looked at first, since it costs no request. A remote index that is itself the
+ * source ("s3://bucket/prefix/.leat-index") is trusted: nothing is listed, and its ETags show changes when
+ * objects are read.
  *
- * Failure modes: an index that is stale, of older rules for places in memory, or about other files is passed over without a word, for it can be made
- * again; one that is damaged is passed over with a warning. No cache (read-only home, no space): the index is made in memory.
+ * Failure modes: an index that is stale, of older rules for places in memory, or about other files is skipped
+ * silently, for it can be made again; a damaged one is skipped with a warning. No cache (read-only home, no
+ * space): the index is made in memory.
  *
- * Trust: an index is only ever used for the very files that its spec means. What another user wrote is copied first, so
- * that it can neither change nor shrink under our feet, and passes index_validate; and beside a file in a folder where
- * everybody may put files (/tmp) it is taken only from the file's owner. A file of our own, or of root, is compared with its checksum:
- * 0.65 s for a tree of 10 million files (docs/decisions/0122).
+ * Trust: an index is only ever used for the very files that its spec means. Another user's index is copied
+ * first, so that it can neither change nor shrink while it is used, and passes index_validate. In a folder
+ * that every user may write (/tmp) it is taken only from the data file's owner. A file of our own, or of
+ * root, is compared with its checksum: 0.65 s for a tree of 10 million files (docs/decisions/0122).
  *
- * Not seen at first: a file inside a tree of many that is changed in place, without its folder changing. The reader of that file sees it
- * later, by the size and time that the index has for it, and has the index in the cache forgotten: the next opening scans.
+ * Not seen at first: a file inside a tree of many that is changed in place, without its folder changing. The
+ * reader of that file notices it later, by the size and time in the index, and drops the index in the cache:
+ * the next opening scans.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -40,7 +43,7 @@
 #define COPY_PIECE  (1ull << 20)
 #define LOOK_MAX    10000u /* files of a tree that are looked at one by one: some 10 ms on a local disk */
 
-/* What the spec means now. */
+/* The present files of the spec. */
 struct expected {
     struct scan scan;
     struct scan_paths files; /* shards or arrays, each once, in order */
@@ -170,7 +173,7 @@ static int64_t timespec_ns(struct timespec ts)
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-/* Another process opens the files. */
+/* Does another process open the files? */
 static bool guarded(const struct expected *x)
 {
     return x->scan.opener && x->scan.opener->open;
@@ -186,7 +189,7 @@ static bool object_unchanged(const struct index *ix, const struct index_source *
     return *had && *etag ? !strcmp(had, etag) : s->mtime_ns == modified * 1000000000;
 }
 
-/* Is source i a folder of a tree? They stand behind the files: looking ends at the first that is none. */
+/* Is source i a folder of a tree? Folders are behind the files: the search ends at the first that is none. */
 static const char *folder_path(const struct index *ix, uint64_t i)
 {
     const char *path = index_string(ix, ix->sources[i].path);
@@ -201,10 +204,11 @@ static bool still_absent(const char *name, int rc)
 }
 
 /*
- * In the cache times are compared that a user cannot set, so that a file of the same size and time put in the place of the old one
- * is noticed; an index beside the data may have been copied together with them.
+ * In the cache times are compared that a user cannot set. So a file of the same size and time in the place of
+ * the old one is noticed. An index beside the data may have been copied together with the data.
  *
- * Opened, not only looked at, when another process opens for us: so that a cached index reveals no more than a scan would.
+ * Opened, not only looked at, when another process opens for us: so that a cached index reveals no more than
+ * a scan would.
  */
 static bool source_unchanged(struct expected *x, const struct index *ix, uint64_t i)
 {
@@ -305,7 +309,7 @@ static bool listed_class(struct listed *l, const char *name)
     return true;
 }
 
-/* -ECANCELED: something else than what was scanned. */
+/* -ECANCELED: the list differs from the index. */
 static int listed_object(void *ctx, const struct dataset_object *o)
 {
     struct listed *l = ctx;
@@ -333,7 +337,7 @@ static int listed_object(void *ctx, const struct dataset_object *o)
     return 0;
 }
 
-/* A tree all of whose objects would be shards to a scan is one of before. */
+/* A tree all of whose objects a scan would now take for shards is outdated. */
 static bool prefix_unchanged(struct expected *x, const struct index *ix)
 {
     struct listed l = {.scan = &x->scan, .ix = ix};
@@ -351,7 +355,7 @@ static bool all_unchanged(struct expected *x, const struct index *ix)
     return x->prefix ? prefix_unchanged(x, ix) : x->tree ? tree_unchanged(x, ix) : files_unchanged(x, ix);
 }
 
-/* One of older rules is right, and slower to read: another is made, and kept in the cache. */
+/* An index of older rules is right, and slower to read: a new one is made, and kept in the cache. */
 static bool laid_out_as_now(const struct index *ix, const char *path)
 {
     bool now = ix->header->layout >= index_layout(ix->header->kind);
@@ -372,7 +376,8 @@ static int reopen(int fd)
     return again < 0 ? -errno : again;
 }
 
-/* For good: who is given the descriptor could open it again for writing otherwise, for a memfd has no mode to speak of. */
+/* For good: otherwise a client with the descriptor could open it again for writing, for a memfd has no mode
+ * to speak of. */
 static int seal(int fd)
 {
     return fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0 ? -errno : 0;
@@ -388,7 +393,7 @@ static bool foreign_sound(const void *head, uint64_t bytes)
     return h.magic == INDEX_MAGIC && h.header_crc == index_header_crc(&h) && h.total_bytes == bytes;
 }
 
-/* A sealed copy in memory: what is looked at is what will be used. */
+/* A sealed copy in memory: the checked bytes are the used ones. */
 static int copy_foreign(int from, const struct stat *st)
 {
     struct index_header h;
@@ -408,8 +413,8 @@ static int copy_foreign(int from, const struct stat *st)
     return rc < 0 ? rc : reopen(fd);
 }
 
-/* May a file of this owner beside the data be looked at? Who may write into the data's folder may as well change the data,
- * unless everybody may. */
+/* May a file of this owner beside the data be looked at? A user that may write the data's folder may as well
+ * change the data, unless every user may. */
 static bool may_lie_beside(struct expected *x, const char *path, uid_t uid)
 {
     AUTO_SCAN_FILE struct scan_file file = {.fd = -1};
@@ -420,7 +425,7 @@ static bool may_lie_beside(struct expected *x, const char *path, uid_t uid)
     return folder && scan_open(&x->scan, folder, &file, NULL) == 0 && !(file.st.st_mode & S_IWOTH);
 }
 
-/* Maps what equals its checksums. An index that does not is logged and passed over: the caller scans. */
+/* Maps an index that matches its checksums. Another one is logged and skipped: the caller scans. */
 static int map_sound(int fd, const char *path, struct index *ret_index)
 {
     struct index ix;
@@ -484,10 +489,8 @@ static int fetch_candidate(struct expected *x)
     return MAX(again, -1);
 }
 
-/*
- * The index that was named instead of data: it is believed, but for where its data lies: beside it, since a caller that lends credentials for one place has
- * not lent them for all.
- */
+/* The index that was named instead of data. It is trusted, except for the place of its data: these must lie
+ * beside it, since a caller that lends credentials for one place has not lent them for all. */
 static int fetch_given(struct expected *x, int *ret_fd, struct leat_error *err)
 {
     AUTO_CLOSE int fd = -1;
@@ -540,7 +543,7 @@ static int make_folders(char *path)
     }
 }
 
-/* In $XDG_CACHE_HOME/leat/index, which must be ours: in a folder of another user a name could be put in the way. */
+/* In $XDG_CACHE_HOME/leat/index, which must be this user's: another user could replace names in it. */
 static int cache_path(const struct expected *x, bool make, char **ret_path)
 {
     const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -565,7 +568,7 @@ static int cache_path(const struct expected *x, bool make, char **ret_path)
     return 0;
 }
 
-/* Which names a scan would see in a folder, in any order. */
+/* A sum over the names that a scan would see in a folder, in any order. */
 static int sum_names(const char *path, uint64_t *ret_sum)
 {
     DIR *dir = opendir(path);
@@ -596,7 +599,7 @@ static int64_t root_time(int fd)
     return mtime_ns;
 }
 
-/* The names in the tree's root, if they are those that the index of `fd` was made of. */
+/* A sum over the names in the tree's root, if they are those that the index of `fd` was made of. */
 static bool root_scanned(int fd, const char *tree, uint64_t *ret_names)
 {
     struct stat st;
@@ -650,7 +653,8 @@ static int scan_to_file(const struct dataset_spec *spec, struct expected *x, con
     int rc = from >= 0 ? copy_index(from, fd) : scan_build(&x->scan, spec, fd, err);
     if (rc < 0 && from >= 0)
         error_sys(err, rc, "%s: the index cannot be written", path);
-    /* Or the name could outlive a power cut and the content not: zeros in the middle would pass, and labels are read from there. */
+    /* Or the name could outlive a power cut and the content not: zeros in the middle would go unnoticed, and
+     * labels are read from there. */
     if (rc == 0 && fdatasync(fd) < 0)
         rc = error_sys(err, -errno, "%s: the index cannot be written", path);
     uint64_t names = 0;
@@ -674,7 +678,7 @@ static int scan_to_file(const struct dataset_spec *spec, struct expected *x, con
     return 0;
 }
 
-/* So that it is not fetched every time. Whether it works is no matter. */
+/* So that it is not fetched every time. Failures are ignored. */
 static void keep_fetched(const struct dataset_spec *spec, struct expected *x, int from)
 {
     AUTO_FREE char *path = NULL;
@@ -701,7 +705,7 @@ static int scan_to_memory(const struct dataset_spec *spec, struct expected *x, i
     return 0;
 }
 
-/* Is this the trouble of the place that we write to? Then memory will do. */
+/* Is this an error of the place that is written to? Then memory will do. */
 static bool is_write_trouble(int rc)
 {
     return rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG || rc == -EROFS || rc == -EIO;

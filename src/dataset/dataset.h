@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dataset.h: from what a user names to an index. Formats stand beside each other (npy/, hdf5/, dir/, tar/), each
- * a function that scans its sources and feeds an index_builder; dataset_index picks one by looking.
+ * dataset.h: from a user's text to an index. Each format (npy/, hdf5/, dir/, tar/) is a function that scans
+ * its sources and feeds an index_builder; dataset_index picks one by looking.
  *
  * A dataset is one or more sources. One source: a path to a .npy or HDF5 file ("x.h5#/train/images" names a dataset in
  * it; without it every dataset of the root group with the same first dimension is a field), a .tar file, a pattern of
@@ -35,22 +35,23 @@ struct dataset_spec {
  * they are) is what identifies a dataset, and is read back as itself. LEAT_INVALID; LEAT_UNSUPPORTED: another scheme. dataset_spec_free
  * frees what parse made. */
 int dataset_spec_parse(const char *text, struct dataset_spec *ret_spec, struct leat_error *err);
-/* Whether a working set may be called so: LEAT_INVALID for what would be read as a path or FIELD=PATH, or would spoil a list or a log. */
+/* Whether a working set may have this name: LEAT_INVALID for one that reads as a path or FIELD=PATH, or would
+ * spoil a list or a log. */
 int dataset_name_check(const char *name, struct leat_error *err);
 void dataset_spec_free(struct dataset_spec *spec);
 char *dataset_spec_format(const struct dataset_spec *spec); /* caller frees; NULL: out of memory */
 
 struct dataset_progress {
-    /* Called every so often while scanning; a non-zero return (-ECANCELED) ends the scan with that. */
+    /* Called periodically while scanning; a non-zero return (-ECANCELED) ends the scan with that. */
     int (*report)(void *user, uint64_t samples, uint64_t bytes);
     void *user;
 };
 
 /* Is this source remote ("s3://", "http://", "https://", in any case)? */
 bool dataset_is_remote(const char *uri);
-/* "s3://…" and "store://…", not of the web: what lies below it is listed. */
+/* "s3://…" and "store://…", not of the web: objects below it can be listed. */
 bool dataset_has_lists(const char *uri);
-/* A name within a prefix that no sample is made of: hidden, or a folder's mark. */
+/* A name within a prefix that is no sample: hidden, or a folder's mark. */
 bool dataset_left_out(const char *name);
 
 #define DATASET_ETAG_MAX 160
@@ -71,18 +72,19 @@ struct dataset_stat {
 };
 
 /*
- * How remote objects are reached; pool/source/dataset_remote.h makes one of a session of backend.h. Called by the thread that called
- * dataset_index_*. What fails returns -errno or a LEAT_ code and a message that names the object and the cause.
+ * Access to remote objects; pool/source/dataset_remote.h makes one of a session of backend.h. Called by the
+ * thread that called dataset_index_*. Failing calls return -errno or a LEAT_ code and a message that names
+ * the object and the cause.
  */
 struct dataset_remote {
     /* LEAT_NOT_FOUND: there is no such object. */
     int (*stat)(void *user, const char *uri, struct dataset_stat *ret_stat, struct leat_error *err);
-    /* Every object whose address begins with `uri`, in the order of their names, as they come; `recursive` false: up to the next "/". A
-     * negative answer of `object` ends the list with it. */
+    /* Every object whose address begins with `uri`, in the order of their names, as they come; `recursive`
+     * false: up to the next "/". A negative return of `object` ends the list with it. */
     int (*list)(void *user, const char *uri, bool recursive,
                 int (*object)(void *ctx, const struct dataset_object *object), void *ctx,
                 struct leat_error *err);
-    /* A handle; all that is read through it is of this version. */
+    /* A handle; all reads through it are of this version. */
     int (*open)(void *user, const char *uri, const char *etag, uint64_t bytes, void **ret_file,
                 struct leat_error *err);
     void (*close)(void *user, void *file); /* no read of it is under way */
@@ -114,19 +116,19 @@ int dataset_index_build(const struct dataset_spec *spec, const struct dataset_op
                         const struct dataset_progress *progress, int fd, struct leat_error *err);
 
 /*
- * The index at hand, or a fresh one: looks beside the data (".leat-index" in the directory, "FILE.leat-index" by a file), then in
- * the cache ($XDG_CACHE_HOME/leat/index, 0700), checks that the sources are still those that were scanned (size and
- * mtime of shards; mtimes of all directories of a tree, and of its files if they are 10,000 at most), else scans and, when `keep`, writes it to the cache by rename.
- * *ret_fd is read-only; *ret_scanned says whether a scan was needed.
- * A remote index that is named itself ("s3://bucket/prefix/.leat-index", "….npy.leat-index") is taken as it is, without a list or a stat of
- * what it speaks of; its sources have to lie beside it (LEAT_INVALID).
- * For remote data the cache is looked at first, and the sources are the same when a fresh list (of a prefix) or stat (of objects)
- * shows the sizes and ETags that the index has.
+ * An existing index, or a new one. Looks beside the data (".leat-index" in the directory, "FILE.leat-index"
+ * by a file), then in the cache ($XDG_CACHE_HOME/leat/index, 0700). The sources must still be those that were
+ * scanned: size and mtime of shards; mtimes of all directories of a tree, and of its files if they are 10,000
+ * at most. Else it scans and, when `keep`, writes the index to the cache by rename. *ret_fd is read-only;
+ * *ret_scanned says whether a scan was needed. A remote index that is named itself
+ * ("s3://bucket/prefix/.leat-index", "….npy.leat-index") is taken as it is, without a list or a stat of its
+ * sources. These must lie beside it (LEAT_INVALID). For remote data the cache comes first. The sources are
+ * the same when a fresh list (of a prefix) or stat (of objects) has the sizes and ETags of the index.
  */
 int dataset_index_open(const struct dataset_spec *spec, const struct dataset_opener *opener,
                        const struct dataset_progress *progress, bool keep, int *ret_fd, bool *ret_scanned,
                        struct leat_error *err);
-/* A source was found to be another than its index says: the index of `spec` in the cache is removed, if there is one. Any thread. */
+/* A source differs from its index: removes the index of `spec` from the cache, if there is one. Any thread. */
 void dataset_index_forget(const char *spec);
 /* `leat index`: scans and writes beside the data (or into the cache when that directory cannot be written and
  * `cache_ok`). *ret_path is where, a path or an address; caller frees. *ret_fd: the index, read-only. */
@@ -142,8 +144,8 @@ struct dataset_scratch {
     void *inflate; /* libdeflate decompressor */
 };
 void dataset_scratch_fini(struct dataset_scratch *scratch);
-/* The most memory that decoding extents of this index takes beside their destination: scratch, and a whole extent of which only a
- * piece is wanted. 0 for an index without chunks. O(extents + chunks). */
+/* The most memory that decoding extents of this index takes besides their destination: scratch, and a whole
+ * extent of which only a piece is wanted. 0 for an index without chunks. O(extents + chunks). */
 uint64_t dataset_scratch_bytes(const struct index *ix);
 int dataset_extent_decode(const struct index *index, const struct index_extent *extent, int fd, void *dst,
                           struct dataset_scratch *scratch, struct leat_error *err);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * decode.c: the bytes of an extent that are not simply the file's: HDF5 chunks and what was never written.
+ * decode.c: extents whose bytes are not simply the file's: HDF5 chunks, and space that was never written.
  *
  *   pread ──▶ stored ──(fletcher32 checked, cut off)──▶ inflate ──▶ unshuffle ──▶ runs to their place in dst
  *
@@ -200,7 +200,7 @@ static int decode_chunk(const struct index *ix, const struct index_chunk *chunk,
         return -ENOMEM;
     bool one_run = s->nloops == 0 && s->run_bytes == s->decoded_bytes;
     bool inflated = s->filters & INDEX_FILTER_DEFLATE, shuffled = is_shuffled(s);
-    /* In `decoded`: what is inflated, if it is not yet in its place, and behind it what is unshuffled, likewise. */
+    /* In `decoded`: inflated bytes, if not yet in their place, and behind them unshuffled ones, likewise. */
     uint64_t room = (inflated && (shuffled || !one_run) ? s->decoded_bytes : 0) +
                     (shuffled && !one_run ? s->decoded_bytes : 0);
     int rc = scratch_grow(&scratch->stored, &scratch->stored_cap, chunk->source_bytes);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * index.c: opens a blob and answers questions about it.
+ * index.c: opens a blob and looks things up in it.
  *
  * Happy path: index_open checks the header, its CRC and the place of every section, and points into the blob; the
  * accessors are a few loads or a binary search each.
  *
- * Failure modes: LEAT_CORRUPT with the reason. A blob of our own is not walked when it is opened: index_check_body compares it
- * with its checksum. The accessors themselves clamp what they read out of a table before they use it as an offset, since a mapped
- * file can change later. What comes from another user passes index_validate (index_validate.c) first.
+ * Failure modes: LEAT_CORRUPT with the reason. A blob of our own is not walked when it is opened:
+ * index_check_body compares it with its checksum. The accessors themselves clamp what they read out of a
+ * table before they use it as an offset, since a mapped file can change later. A blob of another user passes
+ * index_validate (index_validate.c) first.
  *
  * Invariants: after index_open every section lies inside the blob and has exactly the size that the counts demand;
  * the strings end with NUL, so an offset in bounds is a string in bounds.
@@ -448,8 +449,8 @@ uint64_t index_sample_at(const struct index *index, unsigned f, uint64_t address
         return address < field->address ? 0 : MIN((address - field->address) / field->stride, n);
     if (field->kind != INDEX_FIELD_TABLE)
         return n;
-    /* A sample without the field says nothing, so the middle moves on to the next that has it: O(log n) where
-     * such gaps are short, and never more than the gap. */
+    /* A sample without the field gives no answer, so the middle moves on to the next that has it: O(log n)
+     * where such gaps are short, and never more than the gap. */
     uint64_t lo = 0, hi = n;
     while (lo < hi) {
         uint64_t mid = lo + (hi - lo) / 2, at = mid;

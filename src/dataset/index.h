@@ -24,10 +24,10 @@
  *            shapes    struct index_shape   [nshapes]     HDF5: filters and geometry, shared by many chunks
  *            strings   NUL-terminated; offset 0 is ""
  *
- * A blob from a file or a peer is hostile until index_open has looked at its header and index_validate at all of it. A blob of this user
- * or of root may be damaged: index_check_body compares its tables with their checksum. A mapped file can change after either, so
- * what is read from a table is checked again where it is used: index_string, index_part, index_extent_sound,
- * index_covered.
+ * A blob from a file or a peer is hostile until index_open has looked at its header and index_validate at all
+ * of it. A blob of this user or of root may be damaged: index_check_body compares its tables with their
+ * checksum. A mapped file can change after either, so values from a table are checked again where they are
+ * used: index_string, index_part, index_extent_sound, index_covered.
  */
 #ifndef DATASET_INDEX_H
 #define DATASET_INDEX_H
@@ -53,8 +53,9 @@ enum index_section {
 enum index_kind { INDEX_KIND_ARRAY = 1, INDEX_KIND_DIR = 2, INDEX_KIND_TAR = 3, INDEX_KIND_PUSHED = 4 };
 
 /*
- * What the rules for addresses are now, for a kind: raised when they change. An index of older ones is right; where its
- * source can be read it is made again. Arrays: 1 since samples begin at page borders (docs/decisions/0111).
+ * The number of the present rules for addresses, for a kind: raised when they change. An index of older ones
+ * is right; where its source can be read it is made again. Arrays: 1 since samples begin at page borders
+ * (docs/decisions/0111).
  */
 static inline uint32_t index_layout(uint32_t kind)
 {
@@ -70,7 +71,7 @@ struct index_header {
     uint32_t nfields, ntable_fields;
     uint64_t nsources, nextents, nchunks, nclasses;
     uint64_t address_end;      /* of the linear space, before rounding up to a region */
-    uint64_t payload_bytes;    /* sum of all part lengths: what the samples weigh */
+    uint64_t payload_bytes;    /* sum of all part lengths: bytes of the samples */
     uint64_t max_sample_bytes; /* all fields together */
     uint8_t fingerprint[16];   /* XXH3-128 over keys, field names, dtypes, shapes and lengths; never times */
     uint32_t kind;             /* enum index_kind */
@@ -80,8 +81,7 @@ struct index_header {
     struct {
         uint64_t offset, bytes;
     } sections[INDEX_SECTIONS];
-    uint32_t
-        layout; /* by which rules samples got their addresses: index_layout() of the program that made it */
+    uint32_t layout; /* the rules for its addresses: index_layout() of the program that made it */
     uint32_t reserved;
     uint64_t body_hash; /* XXH3-64 of all bytes behind the header */
     /* Beside a tree: of its root ("./"), once this index lay in it; 0: as its source says. In no checksum, for it is written last. */
@@ -94,7 +94,7 @@ _Static_assert(sizeof(struct index_header) == 512, "header layout");
 
 enum index_field_kind {
     INDEX_FIELD_UNIFORM = 1, /* sample i is `stride` bytes at address + i * stride: arrays */
-    /* parts[] says: files and tar members; may be absent in a sample, unless a stride is given */
+    /* in parts[]: files and tar members; may be absent in a sample, unless a stride is given */
     INDEX_FIELD_TABLE = 2,
     INDEX_FIELD_LABEL = 3, /* inline: a u32 out of labels[], named by classes[] */
 };
@@ -205,7 +205,7 @@ void index_close(struct index *index);
 /* Compares all that follows the header with its checksum: LEAT_CORRUPT, or why it cannot be read. O(bytes); read through the descriptor, so that
  * a bad disk is an error and no signal. */
 int index_check_body(int fd, const struct index *index, struct leat_error *err);
-/* Walks every table: what a peer or a file of another user must pass before it is used. O(samples). */
+/* Walks every table: required for a blob of a peer or of another user before it is used. O(samples). */
 int index_validate(const struct index *index, struct leat_error *err);
 
 static inline const char *index_string(const struct index *index, uint32_t offset)
@@ -346,18 +346,17 @@ int index_builder_part(struct index_builder *b, unsigned field, uint64_t address
 int index_builder_label(struct index_builder *b, uint32_t label);
 /* Array-like sets have no per-sample tables: just how many. */
 void index_builder_count(struct index_builder *b, uint64_t nsamples);
-/*
- * LEAT_INVALID: no samples, or two with one key. A failure of any call before (-ENOMEM, -EOVERFLOW) comes back here at
- * the latest, so that a scanner may ignore what the others return.
- */
+/* LEAT_INVALID: no samples, or two with one key. An earlier failure of any call (-ENOMEM, -EOVERFLOW) is
+ * returned here at the latest, so that a scanner may ignore the other calls' results. */
 int index_builder_finish(struct index_builder *b, int fd, struct leat_error *err);
 
 /*
- * Writes an index with the samples of `old` and, behind them, those of `added` with every address of theirs moved up by
- * `base` (a multiple of the region size at or above old's address_end). Fields must be the same in names, dtypes and sample shapes,
- * in any order, else LEAT_INVALID naming the difference; keys must not repeat. Uniform fields become tables (a part for
- * each sample), and keep dtype, shape and stride. Numbered keys continue counting; new classes follow those of `old`. The result's
- * sources have absolute paths and an empty root; directories stand behind the files of each half.
+ * Writes an index with the samples of `old` and, behind them, those of `added`. Addresses of these are moved
+ * up by `base` (a multiple of the region size at or above old's address_end). Fields must be the same in
+ * names, dtypes and sample shapes, in any order, else LEAT_INVALID naming the difference; keys must not
+ * repeat. Uniform fields become tables (a part for each sample), and keep dtype, shape and stride. Numbered
+ * keys continue counting; new classes follow those of `old`. The result's sources have absolute paths and an
+ * empty root; directories stand behind the files of each half.
  */
 int index_append(const struct index *old, const struct index *added, uint64_t base, int fd,
                  struct leat_error *err);

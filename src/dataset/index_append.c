@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * index_append: an old index and an added one become one, by building it again: old samples keep numbers, addresses, labels
- * and classes; the added ones follow with theirs moved up by `base`. Sources get absolute paths, since the two may
- * have different roots.
+ * index_append: joins an old index and an added one, by building a new one: old samples keep numbers,
+ * addresses, labels and classes; the added ones follow with theirs moved up by `base`. Sources get absolute
+ * paths, since the two may have different roots.
  *
  * Fields are matched by name, since tar shards name them in the order of their first sample. A UNIFORM field becomes a
  * TABLE whose stride stays: every part has just that length, so that readers still see an array of fixed shape.
@@ -16,7 +16,7 @@
 
 #include "dataset/builder_internal.h"
 
-/* What becomes of the numbers of one of the two indexes. */
+/* Maps numbers of one of the two indexes to new ones. */
 struct side {
     const struct index *index;
     uint64_t base;                    /* added to addresses */
@@ -138,7 +138,7 @@ static int64_t add_source(struct index_builder *b, const struct index *index, ui
     int len = index_source_path(index, s, path, sizeof(path));
     if (len <= 0 || (size_t)len >= sizeof(path))
         return LEAT_CORRUPT;
-    /* As index_builder_source wants it: what it makes of it is what was there. */
+    /* For index_builder_source, which restores the old source from it. */
     struct stat st = {.st_mode = path[len - 1] == '/' ? S_IFDIR : S_IFREG,
                       .st_size = (off_t)source->bytes,
                       .st_ino = source->inode,
@@ -230,7 +230,7 @@ static int add_both(struct index_builder *b, struct side sides[2])
     }
     if (rc < 0)
         return rc;
-    /* The space up to `base` is taken as a whole: it is the old version's, with what its last region leaves over. */
+    /* The space up to `base` is reserved as a whole: the old version's, with the rest of its last region. */
     index_builder_reserve(b, sides[1].base + sides[1].index->header->address_end, 1, 0);
     for (unsigned s = 0; s < 2 && rc == 0; s++) {
         rc = add_extents(b, &sides[s]);

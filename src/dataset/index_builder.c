@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * index_builder.c: collects what scanners find, in tables that grow.
+ * index_builder.c: collects the finds of scanners, in tables that grow.
  *
- * Failure modes: whatever goes wrong is kept in `failed` and reported by index_builder_finish, so that a scanner's
- * loops need not check each call; those that return a number return it as well.
+ * Failure modes: an error is kept in `failed` and reported by index_builder_finish, so that a scanner's loops
+ * need not check each call; those that return a number return it as well.
  */
 #include <limits.h>
 #include <sys/stat.h>
@@ -87,7 +87,7 @@ int index_builder_field(struct index_builder *b, const char *name, const char *d
         if (!strcmp(b->strings.data + fields[f].name, name))
             return fields[f].kind == kind ? (int)f : fail(b, -EINVAL);
     if (b->fields.len == INDEX_MAX_FIELDS || ndim > INDEX_MAX_DIMS)
-        return -E2BIG; /* the scanner says which file it was */
+        return -E2BIG; /* the scanner names the file */
     int64_t name_at = index_builder_string(b, name);
     int64_t dtype_at = index_builder_string(b, dtype ? dtype : "");
     struct index_field *field =
@@ -128,7 +128,7 @@ int64_t index_builder_source(struct index_builder *b, const char *relative_path,
     return (int64_t)b->sources.len - 1;
 }
 
-/* A server's text: kept only if it can be said again in a header. */
+/* A server's text: kept only if it can be sent in a header again. */
 bool index_etag_sound(const char *etag)
 {
     size_t len = strlen(etag);

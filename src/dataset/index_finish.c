@@ -15,7 +15,7 @@
 
 #define WRITER_BUFFER (1u << 20)
 
-/* The fingerprint is of the data as a reader sees it. Raise this when what goes into it changes. */
+/* The fingerprint is of the data as a reader sees it. Raise this when its contents change. */
 #define FINGERPRINT_VERSION "leat-fingerprint-1"
 
 struct writer {
@@ -24,7 +24,7 @@ struct writer {
     uint64_t offset; /* in the file, of the buffer's start */
     size_t used;
     char *buffer;
-    XXH3_state_t *hash; /* of all that was written; NULL: not wanted */
+    XXH3_state_t *hash; /* of all written bytes; NULL: not wanted */
 };
 
 static void writer_flush(struct writer *w)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* index_internal.h: what the sources of the index share among themselves and with their tests. */
+/* index_internal.h: shared by the sources of the index and their tests. */
 #ifndef DATASET_INDEX_INTERNAL_H
 #define DATASET_INDEX_INTERNAL_H
 
@@ -13,16 +13,15 @@
 uint32_t index_header_crc(const struct index_header *header);
 /* By bytes, the shorter first: the order of `sorted`. */
 int index_key_compare(const char *a, size_t alen, const char *b, size_t blen);
-/* XXH3-64 of what follows the header, in a file of `total_bytes`. 0, LEAT_CORRUPT (it is shorter), -ENOMEM or another errno. */
+/* XXH3-64 of the bytes behind the header, in a file of `total_bytes`. 0, LEAT_CORRUPT (it is shorter),
+ * -ENOMEM or another errno. */
 int index_body_hash(int fd, uint64_t total_bytes, uint64_t *ret_hash);
-/* May it stand in a header of a request? */
+/* Is it allowed in a header of a request? */
 bool index_etag_sound(const char *etag);
 /* Of a stored chunk, after the filters: a reader holds it in memory, some of them twice. 4 MiB of a file could claim 4 GiB. */
 #define INDEX_DECODED_MAX (1ull << 30)
-/*
- * Can `source_bytes` be what the filters made of `decoded_bytes`? Deflate shrinks to 1/1032 at best, and grows what it
- * cannot shrink by a few bytes in a block: more or less than that is a lie that would only cost memory.
- */
+/* Can the filters have made `source_bytes` of `decoded_bytes`? Deflate shrinks to 1/1032 at best, and grows
+ * what it cannot shrink by a few bytes in a block: other sizes are false, and would only cost memory. */
 static inline bool index_stored_plausible(uint64_t source_bytes, uint64_t decoded_bytes, uint32_t filters)
 {
     if (decoded_bytes > INDEX_DECODED_MAX)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * index_validate.c: walks every table of a blob that index_open accepted, so that nothing a peer or another user wrote
- * into it can lead a reader outside of its buffers, around in circles, or to bytes that no extent ever fills.
+ * index_validate.c: walks every table of a blob that index_open accepted. Afterwards no content by a peer or
+ * another user can lead a reader outside of its buffers, around in circles, or to bytes that no extent ever
+ * fills.
  *
  * Happy path: one pass over each table, O(samples + extents + chunks), and a bitmap for `sorted`.
  * Failure modes: LEAT_CORRUPT with the table's name and the row; -ENOMEM for the bitmap.
@@ -74,7 +75,7 @@ bool index_shape_sound(const struct index_shape *shape)
             mul_overflows(shape->loops[d].count - 1, shape->loops[d].decoded_step, &step) ||
             add_overflows(last, step, &last))
             return false;
-        /* A loop that does not move forward would only repeat: it is a way to burn time. */
+        /* A loop that does not move forward would only repeat, to waste time. */
         if (shape->loops[d].count > 1 && (shape->loops[d].decoded_step < shape->run_bytes ||
                                           shape->loops[d].extent_step < shape->run_bytes))
             return false;
@@ -175,7 +176,7 @@ static int validate_parts(const struct index *ix, unsigned f, struct leat_error 
     const struct index_field *field = &ix->fields[f];
     const char *name = index_string(ix, field->name);
     uint64_t n = ix->header->nsamples, extent = 0, before = 0, total = 0, longest = 0;
-    bool pushed = ix->header->kind == INDEX_KIND_PUSHED; /* brought by its clients: no extents */
+    bool pushed = ix->header->kind == INDEX_KIND_PUSHED; /* pushed by clients: no extents */
     if (field->kind == INDEX_FIELD_UNIFORM) {
         total = n * field->stride;
         longest = field->stride;

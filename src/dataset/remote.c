@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * remote.c: remote sources: which objects there are, and what they are together.
+ * remote.c: remote sources: their objects, and whether these are shards or a tree.
  *
- * Happy path: an address is asked about once (remote_stat), or is known from a list; scan_open makes a file of what is known, and
- * its ETag pins all reads. A prefix is listed once, and what comes is kept until it is known what it is together: shards, or a tree
- * when any object is none.
+ * Happy path: an address is requested once (remote_stat), or is known from a list; scan_open makes a file of
+ * it, and its ETag pins all reads. A prefix is listed once. Its objects are kept until their kind is known:
+ * shards, or a tree when any object is none.
  *
- * Failure modes: those of the requests, which name the object; LEAT_UNSUPPORTED where the caller has no remote; LEAT_NOT_FOUND a
- * prefix with nothing below it; LEAT_STALE, from a read, what changed after it was listed.
+ * Failure modes: those of the requests, which name the object; LEAT_UNSUPPORTED where the caller has no
+ * remote; LEAT_NOT_FOUND a prefix with nothing below it; LEAT_STALE, from a read: the object changed after it
+ * was listed.
  */
 #include <fnmatch.h>
 #include <stdio.h>
@@ -19,7 +20,7 @@
 
 #define LEARN_LEAST 3u    /* so many objects are worth a list */
 #define LEARN_EXTRA 1000u /* unrequested keys: then stats are cheaper */
-#define LIST_TICK   1000u /* objects between two looks at whether the caller still waits */
+#define LIST_TICK   1000u /* objects between two checks whether the caller still waits */
 #define FETCH_HEAD  MIB   /* of an object is looked at before the rest is fetched */
 
 struct scan_object {
@@ -70,7 +71,7 @@ static int objects_grow(struct scan_objects *o)
     return 0;
 }
 
-/* What is known already stays. */
+/* A known object stays as it is. */
 static int object_learn(struct scan *scan, const struct dataset_object *object, bool missing)
 {
     struct scan_objects *o = &scan->objects;
@@ -232,7 +233,7 @@ int remote_wildcard(struct scan *scan, const char *pattern, struct scan_paths *o
 
 /* --- a prefix ------------------------------------------------------------------------------------------------------ */
 
-/* Objects seen before it is known what they are together. */
+/* Objects seen before their kind is known. */
 struct pending {
     uint64_t bytes, text; /* name, NUL, ETag, NUL */
     int64_t modified;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scan.c: what the formats share: opening, reading, messages, progress. */
+/* scan.c: shared by the formats: opening, reading, messages, progress. */
 #include "dataset/scan.h"
 
 #include <fcntl.h>
@@ -179,7 +179,7 @@ int scan_stat_folder(int fd, struct stat *ret_st)
         if (age_ns < 0 || age_ns >= SCAN_TICK_NS) /* the clock of a server may be ahead of ours */
             return 0;
     }
-    /* No folder has it: what is written all the time is never fresh. */
+    /* No folder has this time: a folder that is written all the time is never fresh. */
     ret_st->st_mtim = (struct timespec){.tv_nsec = 1};
     return 0;
 }

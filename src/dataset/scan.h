@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * scan.h: what the formats share. A scanner gets a struct scan, looks at its sources with scan_open, and feeds an
- * index_builder which it makes and hands back unfinished. Nothing outside of src/dataset includes this.
+ * scan.h: shared by the formats. A scanner gets a struct scan, looks at its sources with scan_open, and feeds
+ * an index_builder which it makes and hands back unfinished. Nothing outside of src/dataset includes this.
  */
 #ifndef DATASET_SCAN_H
 #define DATASET_SCAN_H
@@ -11,7 +11,7 @@
 #include "dataset/dataset.h"
 #include "wire/archive/npy.h"
 
-/* Remote objects that were looked at or listed: one scan asks about each once, and means one version of it. remote.c. */
+/* Remote objects that were looked at or listed: one scan requests each once, in one version. remote.c. */
 struct scan_objects {
     struct scan_object *items;
     uint32_t *slots; /* hash table: number + 1, 0 = free */
@@ -61,14 +61,15 @@ int scan_handle(struct scan_file *file, struct leat_error *err);
 /* Reads all of [offset, +bytes); fewer only at the end of the file. Bytes read, or a negative code with a message. */
 int64_t scan_file_pread(struct scan_file *file, void *buf, uint64_t bytes, uint64_t offset,
                         struct leat_error *err);
-/* Counts a sample, and every so often tells the progress callback; its answer (0 or negative). */
+/* Counts a sample, and periodically calls the progress callback; its answer (0 or negative). */
 int scan_tick(struct scan *scan, uint64_t bytes, struct leat_error *err);
 /* Was the scan cancelled? For work that takes long and counts no samples. */
 int scan_poll(struct scan *scan, struct leat_error *err);
-/* The kind of message a failed file operation gets: LEAT_NOT_FOUND, LEAT_DENIED, or the plain errno. */
+/* The error of a failed file operation: LEAT_NOT_FOUND, LEAT_DENIED, or the plain errno. */
 int scan_error(int rc, const char *path, struct leat_error *err);
-/* fstat of a folder that is read next. The clock of its times has ticks of up to 10 ms: of a change in the last one the end is waited for, so
- * that a change after the reading has another time. A folder that changes in each of five ticks gets a time that no folder has. 0 or -errno. */
+/* fstat of a folder that is read next. The clock of its times has ticks of up to 10 ms. After a change in the
+ * current tick this waits for its end, so that a change after the reading has another time. A folder that
+ * changes in each of five ticks gets a time that no folder has. 0 or -errno. */
 #define SCAN_TICK_NS 10000000
 void scan_wait_tick(void); /* all of one, whatever signals come */
 int scan_stat_folder(int fd, struct stat *ret_st);
@@ -85,7 +86,7 @@ const char *scan_relative(const char *root, const char *path);
 
 /* A path made absolute, without "//" and "/./". NULL: out of memory. Caller frees. */
 char *spec_absolute(const char *path, size_t len);
-/* uri.c: what a user wrote for one source, as a path. Caller frees. */
+/* uri.c: a user's text for one source, as a path. Caller frees. */
 int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_error *err);
 /* "x.h5#/train/images" -> file and inner name, unless a file has just that name (*ret_inner NULL). Caller frees both. A "#rows=N"
  * at the end goes to *ret_rows (0: there is none); LEAT_INVALID for an N that is no number above 0. "#pattern=" and "#extensions=" go to
@@ -93,7 +94,7 @@ int spec_source_path(const char *text, size_t len, char **ret_path, struct leat_
 int scan_split_inner(struct scan *scan, const char *uri, char **ret_file, char **ret_inner,
                      uint64_t *ret_rows, struct leat_error *err);
 int scan_exists(struct scan *scan, const char *path); /* 1, 0, or -ENOMEM */
-/* dataset_index_build, with what the scan knows already. */
+/* dataset_index_build, with the scan's known objects. */
 int scan_build(struct scan *scan, const struct dataset_spec *spec, int fd, struct leat_error *err);
 /* LEAT_INVALID: a pattern means something that is no tar file. */
 int scan_no_shard(const char *path, struct leat_error *err);
@@ -117,7 +118,7 @@ struct scan_array {
     unsigned ndim; /* with the first dimension */
     uint64_t shape[INDEX_MAX_DIMS + 1];
     uint32_t itemsize;
-    /* Reserves addresses, adds extents, says where element 0 lies. */
+    /* Reserves addresses, adds extents, returns the address of element 0. */
     int (*place)(struct scan_array *array, struct index_builder *b, uint32_t source, uint64_t *ret_address,
                  struct leat_error *err);
     uint64_t data_offset; /* .npy */
@@ -135,7 +136,7 @@ void scan_arrays_fini(struct scan_arrays *arrays);
 struct scan_array *scan_arrays_add(struct scan_arrays *arrays);
 uint64_t scan_array_row_bytes(const struct scan_array *array);
 uint64_t scan_array_sample_bytes(const struct scan_array *array);
-/* One extent for an array that stands in its file as it is, from `offset` on; says where element 0 lies. */
+/* One extent for an array that lies in its file as it is, from `offset` on; returns element 0's address. */
 int scan_place_raw(struct index_builder *b, uint32_t source, uint64_t offset, uint64_t bytes,
                    uint64_t sample_bytes, uint64_t *ret_address);
 
@@ -156,15 +157,15 @@ int tar_scan(struct scan *scan, char *const *paths, unsigned n, struct index_bui
              struct leat_error *err);
 
 enum scan_format { SCAN_NPY, SCAN_HDF5, SCAN_TAR };
-/* What a file is, by its first `len` bytes (as many as it has, SCAN_HEAD at most) and, for tar, its name. fd -1: no more can be had.
- * LEAT_UNSUPPORTED, LEAT_CORRUPT. */
+/* The kind of a file, by its first `len` bytes (as many as it has, SCAN_HEAD at most) and, for tar, its name.
+ * fd -1: no more can be had. LEAT_UNSUPPORTED, LEAT_CORRUPT. */
 #define SCAN_HEAD 4096u
 int scan_format(const char *path, const char *head, size_t len, int fd, enum scan_format *ret_format,
                 struct leat_error *err);
 
 /* Files from this size on are laid out as images of themselves, for direct I/O; smaller ones are packed. */
 #define DIR_LARGE_FILE (128 * 1024u)
-/* Reserves the address of a file of a tree, and says where its bytes come from. */
+/* Reserves the address of a file of a tree, and adds the extent of its bytes. */
 uint64_t dir_place(struct index_builder *b, uint32_t source, uint64_t bytes);
 /* A tree out of the objects below a prefix: these are sorted, and names and ETags stay the caller's. */
 int dir_objects(struct scan *scan, const char *root, struct dataset_object *objects, uint64_t n,
@@ -185,7 +186,7 @@ void dir_report(const char *root, const struct dir_left_out *left_out, const cha
 
 /* --- remote (remote.c) ----------------------------------------------------------------------------------------- */
 
-/* Is it there? Asked once a scan. 0, LEAT_NOT_FOUND, or another code with a message. */
+/* Does the object exist? Requested once a scan. 0, LEAT_NOT_FOUND, or another code with a message. */
 int remote_stat(struct scan *scan, const char *uri, struct dataset_stat *ret_stat, struct leat_error *err);
 /* LEAT_NOT_FOUND, where a prefix would not do. */
 int remote_no_object(const char *uri, struct leat_error *err);
@@ -198,7 +199,8 @@ int remote_list_below(struct scan *scan, const char *root,
                       struct leat_error *err);
 /* The objects that a pattern of S3 means in its last component, sorted. */
 int remote_wildcard(struct scan *scan, const char *pattern, struct scan_paths *out, struct leat_error *err);
-/* One list in the place of a stat for each of these, where that is likely to pay. 0 or -ENOMEM: who is not known then is asked about. */
+/* One list in the place of a stat for each of these, where that is likely to pay. 0 or -ENOMEM: those not
+ * known afterwards are requested one by one. */
 int remote_learn(struct scan *scan, const char *pattern, const struct scan_paths *paths);
 /* All of an object into a memfd, not sealed; `sound` sees its beginning (all of it, or a MiB) before the rest is fetched. */
 int remote_fetch(struct scan *scan, const char *uri, bool (*sound)(const void *head, uint64_t bytes),

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shards.c: which files a pattern means. Braces first ("{000..017}", "{a,b}"), anywhere and several times, then
+ * shards.c: the files of a pattern. Braces first ("{000..017}", "{a,b}"), anywhere and several times, then
  * wildcards in the last component. A brace that is neither range nor list stands for itself, as in a shell.
  *
- * And which folders hold shards, not a tree: those where all files are .tar, or lie beside them (docs/decisions/0138). The first file that is
- * neither ends the look: of a tree one chain of folders is read, down to a first file.
+ * And which folders hold shards, not a tree: those where all files are .tar, or lie beside them
+ * (docs/decisions/0138). The first file that is neither ends the search: of a tree one chain of folders is
+ * read, down to a first file.
  *
  * Failure modes: LEAT_NOT_FOUND when a wildcard meets nothing; LEAT_INVALID past 1,000,000 files.
  */
@@ -305,7 +306,7 @@ static int look_into(struct scan *scan, struct look *look, const char *path, int
     return rc;
 }
 
-/* A folder that is gone holds nothing; of one that may not be read the walk of the tree tells. */
+/* A folder that is gone holds nothing; the walk of the tree reports one that may not be read. */
 static int look_below(struct scan *scan, struct look *look, const char *path, struct leat_error *err)
 {
     AUTO_SCAN_FILE struct scan_file file = {.fd = -1};

@@ -159,7 +159,7 @@ static void test_arrays(void **state)
     index_source_path(&twice, 0, path, sizeof(path));
     assert_string_equal(path, "/old/x.npy");
     assert_int_equal(twice.sources[0].mtime_ns, old.sources[0].mtime_ns);
-    assert_int_equal(index_find(&twice, "19", 2), 19); /* numbers go on */
+    assert_int_equal(index_find(&twice, "19", 2), 19); /* numbers continue */
     assert_true(index_find(&twice, "20", 2) == UINT64_MAX);
     index_close(&old);
     index_close(&added);
@@ -169,7 +169,7 @@ static void test_arrays(void **state)
 
 static void test_labels_stay(void **state)
 {
-    /* "a-b/" sorts before "a/" as a path and after it as a name, and nobody lives in "empty". */
+    /* "a-b/" sorts before "a/" as a path and after it as a name, and "empty" has no file. */
     static const char *const names[] = {"a", "a-b", "empty", NULL}, *const more[] = {"a-b", "z", NULL};
     static const struct file files[] = {{"a-b/1", "a-b", 3}, {"a/1", "a", 4}};
     static const struct file others[] = {{"a-b/2", "a-b", 5}, {"z/1", "z", 6}};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Sources elsewhere: what is built of a store is what is built of the same files, and whatever the store does, an index is whole or an
- * error says which object it was.
+ * Remote sources: an index of a store equals one of the same files. Whatever the store does, an index is
+ * whole or an error names the object.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -233,7 +233,7 @@ static void test_faults(void **state)
     testing_refused("%s/tars/0.tar", LEAT_CORRUPT, "s3://bucket/tars/0.tar");
     far.short_of = NULL;
 
-    /* Nobody brought a way there. */
+    /* The caller provided no remote operations. */
     struct dataset_spec spec;
     struct leat_error err = {0};
     static const struct dataset_opener none;
@@ -260,7 +260,7 @@ static void test_etags(void **state)
         snprintf(far_find("s3://bucket/flat/x.jpg")->etag, 40, "%s", bad[i]);
         assert_int_equal(testing_build("%s/flat", true, &ix, &err), 0);
         assert_string_equal(index_string(&ix, ix.sources[0].etag), "");
-        /* Nor from an index that somebody wrote. */
+        /* Nor from a forged index. */
         AUTO_FREE char *blob = malloc(ix.blob_bytes);
         memcpy(blob, ix.blob, ix.blob_bytes);
         struct index forged;

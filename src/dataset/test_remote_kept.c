@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The index of a source elsewhere is kept: in a cache or beside the source, and used as long as the source is the same. */
+/* The index of a remote source is kept, in a cache or beside it, and used while the source is the same. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <errno.h>
@@ -205,7 +205,7 @@ static void test_beside(void **state)
         far_put(o->uri, "garbage", 7);
         assert_true(opened(sets[i].spec, sets[i].samples));
     }
-    /* Of something else; put there by whoever may write there. */
+    /* Of something else; put there by any user that may write there. */
     testing_forget_cache();
     char *path;
     assert_int_equal(write_index("s3://bucket/flat", false, &path, &err), 0);
@@ -252,7 +252,7 @@ static int open_one(const char *text)
     return rc;
 }
 
-/* An index that cannot be looked at is made anew: so an allocation that fails may still come out well. */
+/* An index that cannot be looked at is made again: so an allocation that fails may still end well. */
 static void test_allocations(void **state)
 {
     struct leat_error err = {0};
@@ -283,7 +283,7 @@ static int make_old(const char *path, const struct stat *st, int type, struct FT
     return 0;
 }
 
-/* What an older Leat left in the cache is made anew, once, if samples would lie elsewhere now. */
+/* What an older Leat left in the cache is made again, once, if samples would have other addresses now. */
 static void test_older_layout(void **state)
 {
     char local[600];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shards elsewhere are walked by windows: what is read of them, and how the walk ends. */
+/* Remote shards are walked by windows: what is read of them, and how the walk ends. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <fcntl.h>

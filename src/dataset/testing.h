@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * testing.h: sources elsewhere for the tests of this folder: a store in memory that can be broken, and a folder with the same content. What
- * goes wrong in it fails the test that runs.
+ * testing.h: remote sources for the tests of this folder: a store in memory that can be broken, and a folder
+ * with the same content. Errors in it fail the running test.
  */
 #ifndef DATASET_TESTING_H
 #define DATASET_TESTING_H
@@ -18,17 +18,17 @@ struct far_object {
     int64_t modified;
 };
 
-/* The store: what lies in it, what goes wrong with it, and what was asked of it. */
+/* The store: its objects, its faults, and counts of requests. */
 extern struct far {
     struct far_object objects[FAR_OBJECTS]; /* in the order of their addresses */
     unsigned n;
-    /* what goes wrong */
+    /* faults */
     int list_rc, list_after; /* the list ends with it after so many objects */
     int stat_rc, put_rc;
     const char *changed; /* this one, between list and read */
     const char *short_of;
     bool no_etags;
-    /* what was asked */
+    /* counts of requests */
     unsigned lists, reads, canceled;
     uint64_t bytes;
     int open, under_way;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dir/files.c: what trees of files and trees of objects have in common: which files count, where they are placed, what is reported. */
+/* dir/files.c: shared by trees of files and of objects: which files count, addresses, warnings. */
 #include <fnmatch.h>
 #include <stdio.h>
 #include <strings.h>

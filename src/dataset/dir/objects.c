@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dir/objects.c: a tree out of a list of objects: what dir/scan.c makes of the same tree in files, sample by sample. A list comes in
- * the order of whole names, so it is sorted first.
+ * dir/objects.c: a tree out of a list of objects: equal to the result of dir/scan.c for the same tree in
+ * files, sample by sample. A list comes in the order of whole names, so it is sorted first.
  *
  * Different from files: a folder without an object in it does not exist, so it has no class. The index has no folders as sources.
  */

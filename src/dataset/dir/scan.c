@@ -12,10 +12,11 @@
  * itself (same device and inode) is not entered again. Files beside the class folders have no class and are left out, with a
  * warning; where no folder holds a sample they are the samples, and there is no label field.
  *
- * Failure modes: LEAT_DENIED or LEAT_NOT_FOUND names the folder or the file; LEAT_INVALID names a path that is too deep or not UTF-8,
- * or too many folders or files behind links. A link that leads nowhere costs its own sample, with a warning; the index has it as an absent
- * source, so that a target that appears later is noticed. Below a class, so does one that leads out of a system daemon's roots, and one
- * that may not be followed, if its name is a file's that the filter does not accept. Any other denied link denies the set.
+ * Failure modes: LEAT_DENIED or LEAT_NOT_FOUND names the folder or the file; LEAT_INVALID names a path that
+ * is too deep or not UTF-8, or too many folders or files behind links. A link that leads nowhere costs its
+ * own sample, with a warning; the index has it as an absent source, so that a target that appears later is
+ * noticed. Below a class, so does one that leads out of a system daemon's roots. So does one that may not be
+ * followed, if its name is a file's that the filter does not accept. Any other denied link denies the set.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -99,7 +100,7 @@ static int enter_path(struct walk *w, const struct folder *f, const char *name, 
                      PATH_MAX);
 }
 
-/* LEAT_INVALID: w->path is behind a link, and as many are there as may be. */
+/* LEAT_INVALID: w->path is behind a link, and the most that are allowed are there. */
 static int too_many(struct walk *w, const char *what, uint64_t most, struct leat_error *err)
 {
     char shown[160];
@@ -110,7 +111,7 @@ static int too_many(struct walk *w, const char *what, uint64_t most, struct leat
                      w->root, (unsigned long long)most, what, shown);
 }
 
-/* Folders behind links are read as often as links lead to them: what is kept of them has a limit. */
+/* Folders behind links are read as often as links lead to them: their number has a limit. */
 static int count_linked(struct walk *w, const struct folder *f, struct leat_error *err)
 {
     if (!f->linked || ++w->nlinked_files <= dir_linked_files_max)
@@ -162,7 +163,7 @@ static bool guarded(const struct walk *w)
     return w->scan->opener && w->scan->opener->open;
 }
 
-/* Through the caller's opener, where there is one, so that the path leads nowhere its owner may not go. */
+/* Through the caller's opener, where there is one, so that the path leads only where its owner may go. */
 static int open_guarded(struct walk *w, int flags)
 {
     AUTO_FREE char *full = NULL;
@@ -191,10 +192,8 @@ static int open_folder(struct walk *w, const struct folder *f)
     return fd < 0 ? -errno : fd;
 }
 
-/*
- * The folder, for fstatat of what lies in it; -1: not guarded. The way by its "." takes the caller's right to search it: then a stat of
- * a name in it tells no more than the caller may know.
- */
+/* The folder, for fstatat of what lies in it; -1: not guarded. The way by its "." takes the caller's right to
+ * search it: then a stat of a name in it tells no more than the caller may know. */
 static int open_searched(struct walk *w, const struct folder *f, int *ret_fd, struct leat_error *err)
 {
     *ret_fd = -1;
@@ -210,7 +209,7 @@ static int open_searched(struct walk *w, const struct folder *f, int *ret_fd, st
     return 0;
 }
 
-/* Of what w->path leads to. `dir`, `name`: the same, if that may be no link and the folder came from open_searched; -1: unknown. */
+/* stat of w->path. `dir`, `name`: the same, if it may be no link, in a folder of open_searched; else -1. */
 static int stat_path(struct walk *w, int dir, const char *name, struct stat *st)
 {
     if (!guarded(w))
@@ -247,8 +246,9 @@ static bool has_file_extension(const char *path)
 }
 
 /*
- * What a link in `f` that stat_path refused with `rc` is left out as. NULL: it is not. In the root it may be a class, without which all later
- * ones have other numbers; below a class it may be a folder, whose name a filter of files says nothing about.
+ * The reason for which a link in `f` that stat_path refused with `rc` is left out. NULL: it is not. In the
+ * root it may be a class, without which all later ones have other numbers. Below a class it may be a folder,
+ * about whose name a filter of files says nothing.
  */
 static struct dir_left_out *link_left_out(struct walk *w, const struct folder *f, int rc)
 {

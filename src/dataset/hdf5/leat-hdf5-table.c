@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * leat-hdf5-table [DATASET]: where the bytes of an HDF5 file's datasets lie. The file is standard input, opened for
- * reading; the table (table.h) goes to standard output. It is the only program that links libhdf5, runs once a file and
- * is thrown away: files are made by strangers, and the library has had its share of memory errors.
+ * leat-hdf5-table [DATASET]: where the bytes of an HDF5 file's datasets lie. The file is standard input,
+ * opened for reading; the table (table.h) goes to standard output. It is the only program that links libhdf5,
+ * and runs once a file: files are not trusted, and the library has had memory errors.
  *
  * Happy path: limits; H5Fopen through a driver that reads descriptor 0 and nothing else; every dataset of the root
  * group, or the one that is named; types, shapes, and for each chunk its place. libhdf5 1.10 finds the place of one
@@ -32,7 +32,7 @@
 #include "base/fdio.h"
 #include "dataset/hdf5/table.h"
 
-/* Sanitizers map terabytes of shadow; gcc and clang tell of them in different ways. */
+/* Sanitizers map terabytes of shadow; gcc and clang announce them in different ways. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #    define SANITIZED 1
 #elif defined(__has_feature)
@@ -51,7 +51,7 @@ struct fd_file {
     haddr_t eoa;
 };
 
-/* What the last read of raw data would have read, while `noting`. */
+/* The range of the last read of raw data, while `noting`. */
 static struct {
     bool noting;
     unsigned reads;
@@ -229,7 +229,7 @@ static bool enum_dtype(hid_t type, char *dtype, size_t cap)
     return good;
 }
 
-/* NULL, or what the type is and what to do about it. */
+/* NULL, or the type and what to do about it. */
 static const char *dtype_of(hid_t type, char *dtype, size_t cap)
 {
     switch (H5Tget_class(type)) {
@@ -672,8 +672,9 @@ static void set_limit(int resource, rlim_t n)
 
 #if defined(__x86_64__) || defined(__aarch64__)
 /*
- * What is left to do is reading, writing and memory. Not a list of what is allowed, which would change with every libc: but
- * nothing here opens, connects, starts or looks into anything, whatever the file made of the library.
+ * Refuses system calls that are not needed any more: only reading, writing and memory are left. Not a list of
+ * allowed ones, which would change with every libc. But nothing here opens, connects or starts anything,
+ * whatever the file made of the library.
  */
 static const int refused[] = {
     SYS_openat,
@@ -767,7 +768,7 @@ static void close_others(void)
 {
     if (syscall(SYS_close_range, 3u, ~0u, 0u) == 0)
         return;
-    struct rlimit l; /* close_range(2) is younger than some kernels we run on */
+    struct rlimit l; /* close_range(2) is younger than some supported kernels */
     int end = getrlimit(RLIMIT_NOFILE, &l) == 0 ? (int)MIN(l.rlim_cur, (rlim_t)65536) : 65536;
     for (int fd = 3; fd < end; fd++)
         close(fd);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * place.c: where an HDF5 dataset lies in the address space: always as one C-ordered array.
+ * place.c: the place of an HDF5 dataset in the address space: always as one C-ordered array.
  *
  *   contiguous               one RAW extent, as that of a .npy file
  *   chunks of whole rows,    one RAW extent a chunk, clipped at the end of the array
@@ -49,7 +49,7 @@ static int place_absent(const struct hdf5_dataset *d, struct index_builder *b, u
 {
     uint64_t total = d->dims[0] * row_bytes(d), at = index_builder_reserve(b, total, INDEX_FILE_ALIGN, 0);
     *ret_address = at;
-    /* Not more than some thousand pieces, whatever size a file claims for what it does not hold. */
+    /* At most some thousand pieces, whatever size a file claims for data that it does not hold. */
     uint64_t piece = MAX(FILL_PIECE, total >> 12);
     piece -= piece % d->itemsize;
     if (*d->fill && piece > INDEX_CHUNK_MAX)

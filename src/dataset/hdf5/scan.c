@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hdf5/scan.c: asks a throw-away child where an HDF5 file's arrays lie (leat-hdf5-table.c), and believes nothing that
- * the parser of its answer did not check (table.c).
+ * hdf5/scan.c: asks a short-lived child where an HDF5 file's arrays lie (leat-hdf5-table.c), and uses nothing
+ * that the parser of its answer did not check (table.c).
  *
  * Happy path: spawn with the file as standard input and a pipe as output, read to the end, reap, parse.
- * Failure modes: LEAT_TIMED_OUT after a minute without a byte, or ten in all (the child is killed), LEAT_CORRUPT when it died of a
- * signal or of its limits, -ENOENT with the names looked at when it is not installed, and what it reports.
+ * Failure modes: LEAT_TIMED_OUT after a minute without a byte, or ten in all (the child is killed).
+ * LEAT_CORRUPT when it died of a signal or of its limits. -ENOENT with the tried names when it is not
+ * installed. Otherwise its own error.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -183,7 +184,7 @@ static int ask_child(const char *inner, int file_fd, struct bytes_out *out, stru
     while (reaped < 0 && errno == EINTR);
     if (rc < 0)
         return rc;
-    /* Where the process ignores SIGCHLD the kernel reaps, and the table must speak for itself. */
+    /* Where the process ignores SIGCHLD the kernel reaps, and only the table shows the result. */
     if (reaped == pid && WIFSIGNALED(status))
         return error_set(err, LEAT_CORRUPT, "it is damaged, or asks too much: libhdf5 ended with signal %d",
                          WTERMSIG(status));

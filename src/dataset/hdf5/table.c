@@ -27,7 +27,7 @@ static int bad(struct leat_error *err, const char *what)
     return error_set(err, LEAT_CORRUPT, "the HDF5 file is damaged: %s", what);
 }
 
-/* bytes_get_str that tells lack of memory (-ENOMEM) from a bad string (in->bad, and *ret_s stays NULL). */
+/* bytes_get_str; lack of memory is -ENOMEM, a bad string in->bad, with *ret_s NULL. */
 static int get_text(struct bytes_in *in, size_t max, char **ret_s)
 {
     uint32_t len = bytes_get_u32(in);

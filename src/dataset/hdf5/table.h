@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * table.h: what leat-hdf5-table, the child that runs libhdf5, tells its parent over a pipe, and the parser of it. The
- * child worked on a hostile file and may be taken over: its words are outside bytes like any others.
+ * table.h: the output of leat-hdf5-table, the child that runs libhdf5, to its parent over a pipe, and its
+ * parser. The child worked on a hostile file and may be taken over: its output is not trusted.
  *
  *   u32 magic
  *   then records, each begun by a u8 tag, until HDF5_TABLE_END:

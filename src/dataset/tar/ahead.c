@@ -2,14 +2,16 @@
 /*
  * tar/ahead.c: headers of shards that are reached by requests, where a read of 512 bytes takes as long as one of a MiB.
  *
- * Happy path: each of a few lanes walks one shard through a window of bytes, with the window behind it under way already. What a lane
- * lacks it asks for, and the turn goes to the next lane: so the waits of all lanes are one. Members found are kept until their
- * shard's turn comes, for samples are numbered in the order of shards.
+ * Happy path: each of a few lanes walks one shard through a window of bytes, with the window behind it in
+ * flight already. A lane requests missing bytes and yields to the next lane: so the waits of all lanes
+ * overlap. Members found are kept until their shard's turn comes, for samples are numbered in the order of
+ * shards.
  *
  * A window grows while headers come one after another, until it reaches over payload of a few MiB: to read that and throw it away is
  * cheaper than another round trip. Longer payload is stepped over, and the window is small again.
  *
- * Failure modes: what goes wrong in a lane is said when the shard's turn has come, so that the first bad shard is named whatever came first.
+ * Failure modes: an error in a lane is reported in the order of shards, so that the first bad shard is named
+ * whichever failed first.
  */
 #include "dataset/tar/ahead.h"
 

@@ -6,8 +6,8 @@
  * a sample. All shards are scanned first; then keys are compared, and everything goes to the builder. A shard is one RAW
  * extent, the image of its file. Remote shards are walked by ahead.c, several at a time.
  *
- * Keys: the same key twice in a shard is an error. When a key comes again in another shard (numbering starts again in
- * each, as many tools write it), every key of the set gets its shard's name in front: "train-003/000017".
+ * Keys: the same key twice in a shard is an error. Many tools number each shard from the start. When a key
+ * comes again in another shard, every key of the set gets its shard's name in front: "train-003/000017".
  *
  * Failure modes: LEAT_CORRUPT names shard and offset (truncated, bad checksum); LEAT_INVALID a refused path, a suffix
  * twice in a sample, a key twice; LEAT_UNSUPPORTED sparse members. Links and devices are skipped with one warning.
