@@ -38,8 +38,8 @@ struct loop {
     int epoll_fd;
     struct list plain;   /* sources without arm() */
     struct list unarmed; /* sources whose arm() is to be called before the next sleep */
-    struct list armed;   /* sources whose arm() said "may sleep" */
-    struct list busy;    /* sources whose arm() said "busy" */
+    struct list armed;   /* sources whose arm() returned "may sleep" */
+    struct list busy;    /* sources whose arm() returned "busy" */
     struct list timers;  /* sorted */
     struct list firing;  /* due in this turn */
     struct epoll_event events[EVENTS_PER_TURN];
@@ -313,6 +313,6 @@ int loop_run(struct loop *loop)
             return rc;
     }
     atomic_store(&loop->stopping, false);
-    run_posted(loop); /* what was posted before the stop still runs */
+    run_posted(loop); /* messages from before the stop still run */
     return 0;
 }

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * loop.h: one thread that owns things. It waits on sources, runs timers and takes messages that other threads
- * post. Everything a loop's objects hold is touched by its thread alone; others call loop_post.
- *
- * A source is {fd, arm(), progress()}: before the loop sleeps it calls arm(); a source that still has work says
- * so ("busy") and is progressed at once instead of slept on. A socket needs no arm(); a completion queue does.
+ * post. Everything a loop's objects hold is touched by its thread alone; others call loop_post. A source is
+ * {fd, arm(), progress()}: before the loop sleeps it calls arm(); a source that still has work returns "busy"
+ * and is progressed at once, without a sleep. A socket needs no arm(); a completion queue does.
  */
 #ifndef LOOP_LOOP_H
 #define LOOP_LOOP_H
@@ -44,10 +43,10 @@ int loop_modify(struct loop_source *source, uint32_t events);
 void loop_remove(struct loop_source *source); /* the descriptor stays open; harmless twice */
 void loop_timer_set(struct loop *loop, struct loop_timer *timer, uint64_t due_ns);
 void loop_timer_clear(struct loop_timer *timer);
-/* Runs until loop_stop, also one from before the call; then what was posted before the stop, and returns 0; or
- * -errno when epoll itself fails. */
+/* Runs until loop_stop, also one from before the call; then runs messages from before the stop, and returns
+ * 0; or -errno when epoll itself fails. */
 int loop_run(struct loop *loop);
-/* One turn, waiting at most timeout_ms (-1: until something happens): for tests and for embedding. */
+/* One turn, waiting at most timeout_ms (-1: until an event): for tests and for embedding. */
 int loop_turn(struct loop *loop, int timeout_ms);
 
 /* Any thread. fn(arg) runs once on the loop's thread, later, in the order of posting. -ENOMEM: will not run. */

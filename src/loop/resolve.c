@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two references: who asked, and the thread; the last one frees. The thread tells by an eventfd, so that no loop needs to be there
- * any more when a name server answers after a minute. */
+/* Two references: the caller's and the thread's; the last one frees. The thread reports by an eventfd, so
+ * that no loop needs to exist any more when a name server answers after a minute. */
 #include "loop/resolve.h"
 
 #include <netdb.h>

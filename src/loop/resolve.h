@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * resolve.h: "host:port" to an address without waiting for a name server on the caller's thread. A numeric address is there at once;
- * a name is looked up on a thread of its own, which may take as long as it likes and outlive whoever asked.
+ * resolve.h: "host:port" to an address without waiting for a name server on the caller's thread. A numeric
+ * address is there at once; a name is looked up on a thread of its own, which may outlive the caller.
  */
 #ifndef LOOP_RESOLVE_H
 #define LOOP_RESOLVE_H
@@ -16,7 +16,7 @@ struct resolve_address {
     struct sockaddr_storage at;
     socklen_t len;
 };
-#define RESOLVE_MAX 16u /* of a name; what is above is left out */
+#define RESOLVE_MAX 16u /* of a name; more are left out */
 struct resolve_list {
     struct resolve_address found[RESOLVE_MAX]; /* in the order of getaddrinfo (RFC 6724) */
     unsigned n;
@@ -25,10 +25,8 @@ struct resolve_list {
 
 /* Numeric only: 0, -EINVAL (no port), -EHOSTUNREACH (a name). Does not wait. */
 int resolve_numeric(const char *address, struct resolve_address *ret_address);
-/*
- * Starts to look it up; its descriptor turns readable when that is done. `flags`: AI_ADDRCONFIG, which is left out where a host has nothing
- * but loopback, or 0.
- */
+/* Starts the look-up; its descriptor turns readable when that is done. `flags`: AI_ADDRCONFIG, which is left
+ * out where a host has nothing but loopback, or 0. */
 int resolve_start(const char *address, int flags, struct resolve **ret_resolve);
 int resolve_fd(const struct resolve *resolve);
 /* Once it is readable: 0 and one address at least, or -EHOSTUNREACH and why. */

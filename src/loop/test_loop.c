@@ -85,7 +85,7 @@ struct noting_timer {
     struct loop_timer timer;
     char name;
     struct loop_timer *clears;
-    unsigned again; /* how often it sets itself anew, already due */
+    unsigned again; /* how often it sets itself again, already due */
 };
 
 static void on_timer(struct loop_timer *timer)
@@ -220,7 +220,7 @@ static void test_source(void **state)
     assert_int_equal(a->progressed, 0);
     assert_int_equal(eventfd_write(a->source.fd, 1), 0);
     assert_int_equal(loop_turn(loop, -1), 0);
-    assert_int_equal(loop_turn(loop, -1), 0); /* level-triggered: nobody has read it */
+    assert_int_equal(loop_turn(loop, -1), 0); /* level-triggered: the bytes are unread */
     assert_int_equal(a->progressed, 2);
     assert_int_equal(a->last_events, EPOLLIN);
     assert_int_equal(loop_modify(&a->source, EPOLLOUT), 0);
