@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base.h: what every source includes: integer types, small helpers, clean-up by attribute. */
+/* base.h: included by every source: integer types, small helpers, clean-up by attribute. */
 #ifndef BASE_BASE_H
 #define BASE_BASE_H
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/budget.h"
 
-/* Relaxed order throughout: the counters guard no memory. What a reservation pays for is handed between threads by
- * whoever owns it, with an ordering of its own. */
+/* Relaxed order throughout: the counters guard no memory. The owner of a reserved buffer hands it between
+ * threads with an ordering of its own. */
 
 void budget_init(struct budget *budget, uint64_t cap_bytes)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * budget.h: a reservation of bytes under a hard cap. A buffer's reservation is taken before the work that needs the
- * buffer starts, and given back after the buffer is gone. Thread-safe, lock-free; nobody waits here: who is
- * refused says so to its caller or asks again when something was given back.
+ * budget.h: a reservation of bytes under a hard cap. A buffer's reservation is taken before the work that
+ * needs the buffer starts, and given back after the buffer is gone. Thread-safe, lock-free, without waiting:
+ * a refused caller reports it, or asks again after a release.
  */
 #ifndef BASE_TICKET_H
 #define BASE_TICKET_H

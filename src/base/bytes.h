@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bytes.h: a growable output buffer and a bounds-checked input cursor over little-endian bytes: what the wire
- * protocol and the child processes speak. A reader that ran over its end, or was given a wrong value, keeps
- * `bad` set and returns zeros from there on, so that a parser checks once at its end.
+ * bytes.h: a growable output buffer and a bounds-checked input cursor over little-endian bytes: for the wire
+ * protocol and the child processes. A reader that ran over its end, or read a wrong value, keeps `bad` set
+ * and returns zeros from there on. So a parser checks once at its end.
  */
 #ifndef BASE_BYTES_H
 #define BASE_BYTES_H

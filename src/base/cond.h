@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cond.h: condition variables that wait until a moment of clock.h: a clock that somebody sets back makes nobody wait for hours. */
+/* cond.h: condition variables that wait until a time of clock.h: setting the clock back prolongs no wait. */
 #ifndef BASE_COND_H
 #define BASE_COND_H
 

@@ -16,15 +16,16 @@ uint32_t crc32c(uint32_t crc, const void *buf, size_t bytes);
  * The caller counts the bytes in the copy ledger (base/ledger.h), once a batch. */
 uint32_t crc32c_copy(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes);
 
-/* The same, and meanwhile asks the memory for `next`, which is copied after it: line by line as src goes by, at most
- * CRC32C_AHEAD bytes. A gather of many small samples out of a large pool waits for memory above all, and what fetches
- * ahead in hardware begins anew with each of them. `next` is only a hint, but has to be mapped to be one. NULL: none. */
+/* The same, and at the same time fetches `next`, which is copied after it: line by line as src goes by, at
+ * most CRC32C_AHEAD bytes. A gather of many small samples out of a large pool waits for memory above all, and
+ * the hardware's prefetcher begins again with each of them. `next` is only a hint, but has to be mapped to be
+ * one. NULL: none. */
 #define CRC32C_AHEAD 4096u
 uint32_t crc32c_copy_ahead(uint32_t crc, void *restrict dst, const void *restrict src, size_t bytes,
                            const void *next, size_t next_bytes);
 
-/* Asks for the beginning of a source that somebody (the kernel, say) reads next. No more than 512 bytes, because the
- * lines a core can wait for at once are few. */
+/* Fetches the beginning of a source that another reader (the kernel, say) reads next. No more than 512 bytes,
+ * because the lines a core can wait for at once are few. */
 static inline void crc32c_copy_prefetch(const void *src, size_t bytes)
 {
     const char *from = src, *border = from + (4096 - (uintptr_t)from % 4096);

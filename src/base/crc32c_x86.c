@@ -2,8 +2,8 @@
 /*
  * crc32c_x86.c: CRC32C with the instructions of x86-64, alone and fused into a copy.
  *
- * sse42: the crc32 instruction has a latency of 3 cycles and a throughput of 1, so three stretches of a buffer
- * are checksummed side by side and joined by a carry-less multiplication each (Gopal et al., "Fast CRC
+ * sse42: the crc32 instruction has a latency of 3 cycles and a throughput of 1. So three stretches of a
+ * buffer are checksummed side by side and joined by a carry-less multiplication each (Gopal et al., "Fast CRC
  * Computation for iSCSI Polynomial Using CRC32 Instruction", Intel 2011).
  *
  * avx512: the message is folded (Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
@@ -15,8 +15,8 @@
  * a * x^64, the last 64 are worth a; moving the accumulator D bits towards the front of the message multiplies by
  * x^D. Hence the constants x^(D+32) and x^(D-32) modulo P.
  *
- * Copies: what is checksummed and what is stored come out of the same register, so a source that changes
- * underneath can not make a checksum that differs from the destination.
+ * Copies: the checksum and the store use the same register. So a source that changes at the same time cannot
+ * make the checksum differ from the destination.
  */
 #include "base/base.h"
 #include "base/crc32c_internal.h"
@@ -103,7 +103,7 @@ INLINE TARGET_SSE42 uint64_t step_three(uint64_t c, uint8_t *dst, const uint8_t 
     return shift_register(c, join->two) ^ shift_register(c1, join->one) ^ c2;
 }
 
-/* Who asks for `bytes` of next gets its address, and next moves on; else NULL. */
+/* The address of `bytes` of next, which moves on; NULL: it has fewer. */
 INLINE const uint8_t *ask(const uint8_t **next, size_t *next_bytes, size_t bytes)
 {
     const uint8_t *from = *next;
@@ -162,9 +162,9 @@ static uint64_t fold_2048[2], fold_512[2];
 static uint64_t fold_lanes[8]; /* D = 384, 256, 128, and nothing for the last lane */
 
 /*
- * Copies from here on bypass the caches on their way out: the destination is not read first, which is a third of
- * the traffic and up to a fifth of the time when several threads gather (AMD EPYC 9005, random samples out of
- * 2 GiB). Smaller samples stay in the caches, where a consumer on the CPU finds them.
+ * Copies from here on bypass the caches on their way out: the destination is not read first. That saves a
+ * third of the traffic, and up to a fifth of the time when several threads gather (AMD EPYC 9005, random
+ * samples out of 2 GiB). Smaller samples stay in the caches, where a consumer on the CPU finds them.
  */
 #    define STREAM_BYTES (32 * 1024)
 /* The hardware prefetchers stop at the end of a page; a streaming copy asks for the next one itself. */

@@ -47,7 +47,7 @@ static int set_va(struct leat_error *err, int rc, const char *fmt, va_list ap)
     if (err) {
         err->code = rc;
         memset(err->reserved, 0, sizeof(err->reserved));
-        /* Names of files and sets end up here, and the message on another user's terminal. */
+        /* Names of files and sets are in messages, which reach another user's terminal. */
         char text[LEAT_ERROR_MESSAGE_MAX];
         vsnprintf(text, sizeof(text), fmt, ap);
         utf8_show(text, strlen(text), err->message, sizeof(err->message));

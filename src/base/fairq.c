@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fairq.h"
 
-#define SLOW_MAX 64u /* parties that are remembered to be slow while nothing is to be done for them */
+#define SLOW_MAX 64u /* sources that are remembered as slow while they have no work */
 
 struct fairq_source {
     struct list node, queue;

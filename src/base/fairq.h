@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fairq.h: whose turn it is, where some threads do work that waits for several parties (remotes, peers), any of which may have fallen silent.
+ * fairq.h: a fair queue for threads whose work waits for several sources (remotes, peers), any of which may
+ * have fallen silent.
  *
- * A party gets one more thread only while fewer are at work for it than are idle: who is silent holds half of them, the next one half of what is left, and so
- * on. That is also what one party alone gets. Those who wait are served in turn, the work of each in order. (Dynamic thresholds; Choudhury and Hahne, 1998,
- * for the buffers of a switch.)
+ * A source gets one more thread only while fewer work for it than are idle: a silent one holds half of them,
+ * the next one half of what is left, and so on. A source that is alone gets the same. Waiting sources are
+ * served in turn, the work of each in order. (Dynamic thresholds; Choudhury and Hahne, 1998, for the buffers
+ * of a switch.)
  *
- * An eighth of the threads is kept: nobody's second thread is one of them, and none at all of who is slow, that is whose last work took FAIRQ_SLOW_NS or
- * more. Who is slow has a first thread, while there are others than those kept, and more only while the slow hold fewer than half of all threads, together. So the slow,
- * however many, leave an eighth to all others; only those that fall silent at the same time, for the first time, can take those, too, one each.
+ * An eighth of the threads is reserved: for the first thread of each source that is not slow. A source is
+ * slow when its last work took FAIRQ_SLOW_NS or more. A slow source has a first thread while others than the
+ * reserved are idle. It gets more only while slow sources together hold fewer than half of all threads. So
+ * slow sources, however many, leave an eighth to the others. Only sources that fall silent at the same time,
+ * for the first time, can take the reserved threads too, one each.
  *
  * No threads, no clock and no lock of its own: the caller's lock guards all of it, and nothing waits.
  */
@@ -20,7 +24,7 @@
 #define FAIRQ_SLOW_NS 5000000000u
 
 struct fairq {
-    struct list parties; /* who has work, queued or running, or is slow */
+    struct list parties; /* that have work, queued or running, or are slow */
     unsigned threads, running, queued;
     unsigned queue_max;           /* of each party */
     unsigned nslow, slow_running; /* parties that are slow, and the threads at work for them */
@@ -33,15 +37,17 @@ struct fairq_item {
 };
 
 void fairq_init(struct fairq *t, unsigned threads, unsigned queue_max);
-/* Queues it. -EAGAIN: so much waits for this party already; -ENOMEM. */
+/* Queues it. -EAGAIN: this party has the most items that may wait; -ENOMEM. */
 int fairq_push(struct fairq *t, uint64_t party, struct fairq_item *turn);
 /* Nothing runs or waits. */
 void fairq_fini(struct fairq *t);
-/* What may begin now, which counts as running until fairq_done, of *ret_party; NULL: nothing. To be asked after each fairq_push. */
+/* The item that may begin now, which counts as running until fairq_done, of *ret_party; NULL: none. Call it
+ * after each fairq_push. */
 struct fairq_item *fairq_pop(struct fairq *t, struct fairq_source **ret_party);
-/* took_ns: since fairq_pop. For so many fairq_pop is to be asked now; 2 at least, by whoever ended this one and by others. */
+/* took_ns: since fairq_pop. Returns how many calls of fairq_pop are due now: by the caller and by other
+ * threads, 2 at least. */
 unsigned fairq_done(struct fairq *t, struct fairq_source *party, uint64_t took_ns);
-/* What is queued is given back, one by one, for who ends; NULL: there is none. */
+/* For a queue that ends: returns what is queued, one by one; NULL: there is none. */
 struct fairq_item *fairq_drain(struct fairq *t);
 
 #endif

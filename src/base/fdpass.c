@@ -2,14 +2,17 @@
 /*
  * fdpass.c: the end of descriptors that another process made.
  *
- * close() may wait for as long as their maker likes: a TCP socket with SO_LINGER and a peer that does not read, a file of a
- * FUSE server that does not answer. So a thread of its own, the closer, closes all of them but small memfds, which never wait.
- * A unix socket closes what lies unread in its queue. So the closer also gets our end of one with unread descriptors.
+ * close() may wait as long as the other process likes: a TCP socket with SO_LINGER and a peer that does not
+ * read, a file of a FUSE server that does not answer. So a thread of its own, the closer, closes all of them
+ * but small memfds, which never wait. A unix socket closes what lies unread in its queue. So the closer also
+ * gets our end of one with unread descriptors.
  *
- * What waits is charged to the user who passed it. While that is much, nothing more with descriptors is received from this user.
+ * What waits is charged to the user that passed it. Above a limit, no more messages with descriptors are
+ * received from this user.
  *
- * Failure modes: no memory or no thread: the caller closes, and may wait. The closer waits for one descriptor: those behind it
- * stay open, of all users. The process ends: it waits for nothing of a TCP socket, but for an answer that a FUSE server owes.
+ * Failure modes: no memory or no thread: the caller closes, and may wait. The closer waits for one
+ * descriptor: those behind it stay open, of all users. The process ends: it does not wait for a TCP socket,
+ * but does for a FUSE server's answer.
  */
 #include "base/fdpass.h"
 

@@ -30,7 +30,7 @@ static inline void fdpass_attach(struct msghdr *msg, union fdpass_control *contr
     memcpy(CMSG_DATA(c), fds, sizeof(int) * n);
 }
 
-/* As many as one recvmsg may bring, SCM_MAX_FD: those that had no room, the kernel would close in the thread that receives. */
+/* As many as one recvmsg may bring, SCM_MAX_FD: the kernel would close the rest in the receiving thread. */
 #define FDPASS_MESSAGE_MAX 253
 union fdpass_room {
     struct cmsghdr align;
@@ -41,18 +41,16 @@ union fdpass_room {
 int fdpass_take(struct msghdr *msg, int *fds, unsigned cap, unsigned *n);
 
 /*
- * --- from those who may mean us harm --------------------------------------------------------------------------
+ * --- from untrusted processes -----------------------------------------------------------------------------
  *
- * Any thread. `uid`: who passed the descriptors, and is charged for those that wait to be closed.
+ * Any thread. `uid`: passed the descriptors, and is charged for those that wait to be closed.
  */
 
 #define FDPASS_WAITING_MAX 256 /* of one user */
-/* As many of this user's wait to be closed: no more are received. */
+/* So many of this user's wait to be closed that no more are received. */
 bool fdpass_full(uint32_t uid);
-/*
- * Once, before anything is received: or bytes out of band would lose their descriptors in the thread that receives. False: no unix socket,
- * with nothing to prepare.
- */
+/* Once, before the first receive: otherwise out-of-band bytes would lose their descriptors in the receiving
+ * thread. False: no unix socket, with nothing to prepare. */
 bool fdpass_prepare(int fd);
 /*
  * recvmsg of a stream socket, without waiting: bytes, 0 at the end, or -errno. Appends descriptors to fds[*n], at most to fds[cap]. More came:
@@ -60,7 +58,7 @@ bool fdpass_prepare(int fd);
  */
 ssize_t fdpass_receive(int fd, uint32_t uid, struct iovec *iov, size_t niov, int *fds, unsigned cap,
                        unsigned *n);
-/* Closes what another process made, without waiting for it: now, or soon, in a thread of its own. */
+/* Closes another process's descriptor, without waiting for it: now, or soon, in a thread of its own. */
 void fdpass_close(int fd, uint32_t uid);
 /* All but those that are -1. */
 void fdpass_close_all(const int *fds, unsigned n, uint32_t uid);

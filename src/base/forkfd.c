@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * forkfd.c: the list is locked over the fork, so that the child finds it whole whatever other threads were at; the
- * child closes what is in it and starts with an empty one. Its handles are of no use anyway: whoever owns them says so.
+ * forkfd.c: the list is locked over the fork, so that the child finds it whole whatever other threads were
+ * at; the child closes what is in it and starts with an empty one. Its handles are of no use anyway: their
+ * owners return errors.
  */
 #include "base/forkfd.h"
 

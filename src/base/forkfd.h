@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * forkfd.h: descriptors that a child of fork() must not keep. A socket that a child inherits stays open after its parent
- * died, so that whoever is at its other end never learns of it. exec() closes them by their CLOEXEC flag; here it is
- * for children that go on without exec (multiprocessing, DataLoader workers).
+ * forkfd.h: descriptors that a child of fork() must not keep. A socket that a child inherits stays open after
+ * its parent died, so that the other end never learns of it. exec() closes them by their CLOEXEC flag; this
+ * is for children that continue without exec (multiprocessing, DataLoader workers).
  *
  * Watched descriptors are closed in the child and their variables set to -1, by a pthread_atfork handler. Any thread.
  */
@@ -17,8 +17,8 @@ struct forkfd {
 };
 
 void forkfd_watch(struct forkfd *watch, int *fd);
-/* Closes *fd, sets it to -1 and forgets it: in one step as seen by a fork of another thread, so that no child closes what has got the
- * same number since. Does nothing to one that is not watched (any more). */
+/* Closes *fd, sets it to -1 and forgets it, in one step with regard to forks of other threads: no child
+ * closes a new descriptor of the same number. Does nothing to one that is not watched (any more). */
 void forkfd_close(struct forkfd *watch);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * histogram.h: how long things take: counts in buckets that double, 1 us to 67 s, in the form that Prometheus reads. Adding is one
- * relaxed atomic increment or two; any thread.
+ * histogram.h: durations: counts in buckets that double, 1 us to 67 s, in the form that Prometheus reads.
+ * Adding is one relaxed atomic increment or two; any thread.
  */
 #ifndef BASE_HISTOGRAM_H
 #define BASE_HISTOGRAM_H

@@ -33,7 +33,7 @@ static int on_pair(void *user, const char *section, const char *name, const char
     return load->rc == 0;
 }
 
-/* One line for the parser, which would take the rest of a long one for a line of its own. */
+/* One line for the parser, which would take the rest of a long one for a separate line. */
 static char *next_line(char *buf, int cap, void *user)
 {
     struct load *load = user;
@@ -150,7 +150,7 @@ static int set(const struct ini_part *part, const struct ini_key *key, const cha
     }
 }
 
-/* No such key: which sections there are, or which keys the section has. */
+/* No such key: the message lists the sections, or the keys of the section. */
 static int unknown(const struct ini_part *parts, const char *section, const char *name,
                    struct leat_error *err)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * log.c: formats a line on the stack and hands it to the kernel with one write(2), so that lines of different
- * threads and processes do not mix. Failure mode: a line longer than the buffer ends in "..."; a write that
- * fails is forgotten, because there is nowhere to say so. errno survives a call.
+ * threads and processes do not mix. Failure mode: a line longer than the buffer ends in "..."; a failing
+ * write is ignored, because it cannot be reported. errno survives a call.
  */
 #include "base/log.h"
 #include "base/base.h"
@@ -90,7 +90,7 @@ static void write_line(enum log_level level, unsigned left_out, const char *end,
                          room - len);
     int printed = vsnprintf(text, sizeof(text), fmt, ap);
     size_t text_len = clamp_len(printed, sizeof(text));
-    /* Names out of files and messages end up here; a newline in one must not forge a line. */
+    /* Names out of files and messages are logged: a newline in one must not forge a line. */
     bool cut = utf8_show(text, text_len, line + len, room - len) < text_len || printed >= (int)sizeof(text);
     len += strlen(line + len);
     if (cut)

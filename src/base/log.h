@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* log.h: one line a message on stderr, or to a file. Only the place that decides about an error logs it.
+/* log.h: one line a message on stderr, or to a file. Only the function that decides about an error logs it.
  * Never log a token, a challenge or a credential. Thread-safe: one write(2) a line. */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
@@ -22,8 +22,9 @@ void log_write(enum log_level level, const char *fmt, ...) __attribute__((format
 #define log_debug(...)   log_write(LOG_LEVEL_DEBUG, __VA_ARGS__)
 
 /*
- * For what peers can cause as often as they like: from each place in the code at most LOG_LIMIT_LINES in LOG_LIMIT_NS. The last of
- * these says that more are suppressed; the first line after a silence tells how many were.
+ * For messages that peers can cause at any rate: from each place in the code at most LOG_LIMIT_LINES in
+ * LOG_LIMIT_NS. The last of these announces that more are suppressed; the first line after a silence has
+ * their number.
  */
 #define LOG_LIMIT_LINES 10u
 #define LOG_LIMIT_NS    (5 * 1000000000ull)
@@ -31,10 +32,8 @@ struct log_limit {
     _Atomic uint64_t period; /* which one `lines` counts */
     _Atomic unsigned lines, left_out;
 };
-/*
- * False: leave this line out. *ret_left_out: how many were since the last line, to be told with this one. *ret_last: no other line passes in
- * this period.
- */
+/* False: leave this line out. *ret_left_out: how many were left out since the last line, to be reported with
+ * this one. *ret_last: no other line passes in this period. */
 bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, unsigned *ret_left_out, bool *ret_last);
 void log_write_limited(enum log_level level, struct log_limit *limit, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pairs.h: names and values as bytes: "name\0value\0" for each pair. So metadata of objects is kept: names in lower case by convention of HTTP,
- * "content-type", "x-amz-meta-...", "x-amz-checksum-crc64nvme".
+ * pairs.h: names and values as bytes: "name\0value\0" for each pair. Metadata of objects has this form: names
+ * in lower case by convention of HTTP, "content-type", "x-amz-meta-...", "x-amz-checksum-crc64nvme".
  */
 #ifndef BASE_PAIRS_H
 #define BASE_PAIRS_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rng.h: small deterministic random numbers, not for secrets. An epoch's order must come out the same on every
+ * rng.h: small deterministic random numbers, not for secrets. An epoch's order must be the same on every
  * machine and in every version, so the values are part of the contract and tested against fixed ones.
  *
  * splitmix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014, with the

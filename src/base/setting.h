@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * setting.h: values of configuration files, as text, into fields. Each returns 0, -ENOMEM, or LEAT_INVALID with the key, what was given and
- * what is allowed; on failure the field is as it was (a list may have got some of its words).
+ * setting.h: values of configuration files, as text, into fields. Each returns 0, -ENOMEM, or LEAT_INVALID
+ * with the key, the value and what is allowed; on failure the field is as it was (a list may have got some of
+ * its words).
  */
 #ifndef BASE_SETTING_H
 #define BASE_SETTING_H

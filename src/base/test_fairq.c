@@ -50,7 +50,7 @@ static void end_all(struct fairq *t)
         end_each(t, p, 0);
 }
 
-/* Silent ones hold half of what is left, each; who comes last still has one. */
+/* Silent ones hold half of what is left, each; the last one still has one. */
 static void test_silent_parties(void **state)
 {
     (void)state;
@@ -76,7 +76,8 @@ static void test_silent_parties(void **state)
     assert_true(list_empty(&t.parties));
 }
 
-/* Who took long is remembered: all of them together leave threads to those who do not, for ever, and have half of them again once they answer. */
+/* Slow parties are remembered: all of them together leave threads to the others, for ever, and have half of
+ * them again once they answer. */
 static void test_slow_parties(void **state)
 {
     (void)state;
@@ -96,12 +97,12 @@ static void test_slow_parties(void **state)
         add(&t, p, 20);
     begin(&t, n);
     assert_int_equal(t.running, 28);
-    for (unsigned p = slow; p < PARTIES; p++) { /* two who come, and ask for much */
+    for (unsigned p = slow; p < PARTIES; p++) { /* two that come, and ask for much */
         add(&t, p, 20);
         begin(&t, n);
         assert_int_equal(n[p], 1);
     }
-    end_each(&t, slow, 0); /* its next one, and nobody else's */
+    end_each(&t, slow, 0); /* its next one, and no other's */
     begin(&t, n);
     assert_int_equal(n[slow], 1);
     assert_int_equal(t.running, 30);

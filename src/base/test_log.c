@@ -60,7 +60,7 @@ static void test_long(void **state)
     assert_string_equal(text + strlen(text) - 5, "x...\n");
 }
 
-/* What a peer can cause without end is told without filling a disk, and that it was left out is told, too. */
+/* What a peer can cause without end is logged without filling a disk, with the number of lines left out. */
 static void test_limit(void **state)
 {
     struct log_limit limit = {0};

@@ -28,8 +28,8 @@
 #    endif
 #endif
 
-/* Sleeps. For a peer that is late, for calls that are to meet at random, and for the time in which a fault would show. What has to happen
- * is waited for by test_wait_until. */
+/* Sleeps. For a peer that is late, for calls that should meet at random, and for the time in which a fault
+ * would show. Waits for events use test_wait_until. */
 static inline void test_pause_us(unsigned us)
 {
     usleep(us);
@@ -54,7 +54,7 @@ static inline void test_check_time(uint64_t end_ns, const char *condition, const
 /* Until `condition` holds; `step`, an expression that itself ends soon, is evaluated before each further look. */
 #define test_run_until(condition, step) test_run_until_(condition, #condition, step)
 
-/* Until `condition` holds, which another thread or process sees to. */
+/* Until `condition` holds, made true by another thread or process. */
 #define test_wait_until(condition) test_run_until_(condition, #condition, test_pause_us(500))
 
 #endif
