@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * check.c: checksums of what is in a device's memory, computed there: for bytes that never were in the host's.
+ * check.c: checksums of a device's memory, computed there: for bytes that never were in the host's.
  *
  *   ranges ─ cut into pieces of GPU_CRC_PIECE ─▶ list, pinned ─ copy ─▶ device ─ crc_kernel, a block a piece ─▶ CRCs ─ copy ─▶ pinned
  *          ◀─ those of a range combined in order
  *
- * All of it on the library's stream, behind what was copied to the buffer before. What a NIC wrote is not ordered by a stream:
- * its completion was seen by the CPU before the launch, which is all that most devices ask for; those that do not order such
- * writes by themselves are told to (cuFlushGPUDirectRDMAWrites). Whatever is still missed makes a checksum differ.
+ * All of it on the library's stream, behind the copies to the buffer. A stream does not order a NIC's writes:
+ * the CPU saw their completion before the launch, which most devices require; devices that do not order such
+ * writes by themselves get cuFlushGPUDirectRDMAWrites. A write that is still missed makes a checksum differ.
  *
  * Failure modes: a driver that refuses the kernel, or a device that other devices cannot write to: LEAT_UNSUPPORTED, before
  * anything depends on it. As for copies otherwise (gpu.c).

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cuda.h: what of the CUDA driver API is used, declared here, because its headers are not free to carry and not needed to build:
- * names with the versions that libcuda.so.1 has exported since CUDA 7.0 (cuDevicePrimaryCtxRelease_v2: 11.0), and values that are
- * ABI. https://docs.nvidia.com/cuda/cuda-driver-api/ (groups CUDA_DEVICE, CUDA_PRIMARY_CTX, CUDA_CTX, CUDA_MODULE, CUDA_MEM,
- * CUDA_UNIFIED, CUDA_STREAM, CUDA_EVENT, CUDA_EXEC, and "Data types used by CUDA driver" for the numbers).
+ * cuda.h: the used part of the CUDA driver API, declared here, because its headers are not free to carry and
+ * not needed to build: names with the versions that libcuda.so.1 has exported since CUDA 7.0
+ * (cuDevicePrimaryCtxRelease_v2: 11.0), and values that are ABI.
+ * https://docs.nvidia.com/cuda/cuda-driver-api/ (groups CUDA_DEVICE, CUDA_PRIMARY_CTX, CUDA_CTX, CUDA_MODULE,
+ * CUDA_MEM, CUDA_UNIFIED, CUDA_STREAM, CUDA_EVENT, CUDA_EXEC, and "Data types used by CUDA driver" for the
+ * numbers).
  */
 #ifndef GPU_CUDA_H
 #define GPU_CUDA_H
@@ -31,12 +33,11 @@ enum {
         906, /* of the legacy default stream, while a stream is captured that waits for it */
     CUDA_ERROR_CAPTURED_EVENT = 907,
 };
-#define CU_STREAM_NON_BLOCKING      1u /* nothing waits for the legacy default stream */
-#define CU_EVENT_DISABLE_TIMING     2u
-#define CU_MEMHOSTREGISTER_PORTABLE 1u /* pinned for every context */
-#define CU_STREAM_CAPTURE_MODE_RELAXED                                                                       \
-    2 /* of a thread: what it calls is no part of anybody's capture, and ends none */
-#define CU_STREAM_CAPTURE_STATUS_NONE 0
+#define CU_STREAM_NON_BLOCKING         1u /* nothing waits for the legacy default stream */
+#define CU_EVENT_DISABLE_TIMING        2u
+#define CU_MEMHOSTREGISTER_PORTABLE    1u /* pinned for every context */
+#define CU_STREAM_CAPTURE_MODE_RELAXED 2  /* of a thread: its calls are no part of a capture, and end none */
+#define CU_STREAM_CAPTURE_STATUS_NONE  0
 enum { /* attributes of a device, since CUDA 11.3 */
        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED = 116,
        CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS = 117, /* bit 0: cuFlushGPUDirectRDMAWrites */

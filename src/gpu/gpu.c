@@ -4,12 +4,14 @@
  *
  *   gpu_open ─ gpu_buffer_new ─▶ [ copy … copy, mark ─▶ busy? ─▶ handed out ─ use(stream) ─▶ used? ] ─▶ gpu_buffer_free
  *
- * Failure modes: each call of the driver may fail, and after some errors (an illegal address in somebody's kernel, an ECC error, a
- * GPU that fell off the bus) all of them do, for good: -EIO with the call and the driver's own words; what waits then is over, for
- * nothing moves on that device any more. Where an event could not be put behind copies that are already under way, the whole
- * stream is asked instead. A consumer's stream that takes no event is given it later: until then its buffer is in use.
- * Invariants: the thread's current context and capture mode are what they were when a call returns; the copies of a gpu are in order, on
- * one stream that waits for no other; no event of ours becomes part of a graph that somebody captures.
+ * Failure modes: each call of the driver may fail. After some errors all of them do, for good: an illegal
+ * address in a kernel of the program, an ECC error, a GPU that fell off the bus. The result is -EIO with the
+ * call and the driver's own words; what waits then is over, for nothing moves on that device any more. Where
+ * an event could not be put behind copies that are already under way, the whole stream is asked instead. A
+ * consumer's stream that takes no event is given it later: until then its buffer is in use.
+ * Invariants: the thread's current context and capture mode are what they were when a call returns; the
+ * copies of a gpu are in order, on one stream that waits for no other; no event of ours becomes part of a
+ * graph that the program captures.
  */
 #include "gpu/internal.h"
 
@@ -228,7 +230,8 @@ int gpu_buffer_mark(struct gpu_buffer *b, struct leat_error *err)
     return rc;
 }
 
-/* How far `event`, or without one the whole stream, is. Only an error that comes twice is one: on it memory may be freed. */
+/* The progress of `event`, or without one of the whole stream. Only an error that comes twice counts: memory
+ * may be freed on it. */
 static CUresult ask(const struct gpu_buffer *b, CUevent event)
 {
     const struct cuda_symbols *cuda = b->gpu->cuda;
@@ -263,8 +266,8 @@ int gpu_buffer_wait_on(struct gpu_buffer *b, void *stream, struct leat_error *er
     return rc;
 }
 
-/* A stream that is captured takes no event now: it would be one of the graph, of which nobody may ask. We ask again behind the event: a
- * capture may have begun in between. */
+/* A stream that is captured takes no event now: the event would be part of the graph, and must not be
+ * queried. The check is repeated behind the event: a capture may have begun in between. */
 static void record_use(struct gpu_buffer *b)
 {
     const struct cuda_symbols *cuda = b->gpu->cuda;
@@ -305,7 +308,7 @@ int gpu_buffer_used(void *buffer)
         record_use(b);
     if (!b->unrecorded) {
         CUresult result = ask(b, b->used);
-        /* A capture took it that had ended when we asked for one. */
+        /* A capture that had ended when we asked for its state took the event. */
         b->unrecorded = result == CUDA_ERROR_CAPTURED_EVENT;
         return result != CUDA_ERROR_NOT_READY && !b->unrecorded;
     }

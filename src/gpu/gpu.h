@@ -32,14 +32,15 @@ void *gpu_buffer_device(const struct gpu_buffer *buffer);
 
 /* [offset, +bytes) to the same place in the device's memory, later. -EIO: the driver refused. */
 int gpu_buffer_copy(struct gpu_buffer *buffer, uint64_t offset, uint64_t bytes, struct leat_error *err);
-/* After the copies, also when one of them failed: what gpu_buffer_busy is about. */
+/* After the copies, also when one of them failed: gpu_buffer_busy refers to it. */
 int gpu_buffer_mark(struct gpu_buffer *buffer, struct leat_error *err);
 /* 1: not yet copied. 0: copied. -EIO: the copy failed, or the device is lost: nothing will land any more. */
 int gpu_buffer_busy(struct gpu_buffer *buffer, struct leat_error *err);
 /* What is put on `stream` (a CUstream) from now on waits for the copy. Returns at once. */
 int gpu_buffer_wait_on(struct gpu_buffer *buffer, void *stream, struct leat_error *err);
-/* What is on `stream` by now uses the buffer: gpu_buffer_used tells when that has finished (or the device is lost). -EIO: the stream takes no
- * event, so that nobody can tell; gpu_buffer_used tries again until it does. The same, and 0, while the stream is captured. */
+/* What is on `stream` by now uses the buffer: gpu_buffer_used returns whether that has finished (or the
+ * device is lost). -EIO: the stream takes no event, so its progress is unknown; gpu_buffer_used tries again
+ * until it does. The same, and 0, while the stream is captured. */
 int gpu_buffer_use(struct gpu_buffer *buffer, void *stream, struct leat_error *err);
 int gpu_buffer_used(void *buffer); /* as leat_event.finished */
 /* -EIO: the stream has refused the event, each time so far. 0: not so. */
@@ -59,11 +60,12 @@ void gpu_buffer_no_checks(struct gpu_buffer *buffer);
 void gpu_buffer_check_none(struct gpu_buffer *buffer);
 void gpu_buffer_check(struct gpu_buffer *buffer, uint64_t offset, uint64_t bytes);
 int gpu_buffer_check_run(struct gpu_buffer *buffer, struct leat_error *err);
-/* Of the first range, then of the next, each with the bytes that it was given. */
+/* Of the first range, then of the next, each with its bytes. */
 uint32_t gpu_buffer_checked(struct gpu_buffer *buffer, uint64_t bytes);
-/* Makes a buffer's memory one that a NIC writes to, and the kernel's run see what it wrote. LEAT_UNSUPPORTED, with the reason. */
+/* Makes a buffer's memory writable for a NIC, and its writes visible to the kernel's run. LEAT_UNSUPPORTED,
+ * with the reason. */
 int gpu_buffer_for_nic(struct gpu_buffer *buffer, struct leat_error *err);
-/* Nothing moves on the device any more: it fell off the bus, or somebody's kernel left its context broken. */
+/* Nothing moves on the device any more: it fell off the bus, or a kernel left its context broken. */
 bool gpu_buffer_lost(struct gpu_buffer *buffer);
 
 #endif

@@ -18,9 +18,9 @@ struct gpu {
     CUcontext context;
     CUstream stream;
     pthread_mutex_t lock; /* of the next two */
-    CUmodule module;      /* NULL: nobody wanted checksums yet */
+    CUmodule module;      /* NULL: no checksums were wanted yet */
     CUfunction crc32c;
-    bool flushes; /* what a NIC wrote is to be flushed before kernels read it */
+    bool flushes; /* a NIC's writes must be flushed before kernels read them */
 };
 
 /* Pieces that are to be checksummed, and then their checksums: pinned, and the same on the device. */
@@ -43,7 +43,7 @@ struct gpu_buffer {
     bool unmarked; /* copies are under way behind which no event could be put */
     CUstream stream;
     bool unrecorded;  /* used on `stream`, which has not taken the event yet */
-    CUresult refused; /* what it said when it was asked last; 0 while it is captured */
+    CUresult refused; /* the stream's last refusal; 0 while it is captured */
 };
 
 int gpu_failed(const struct gpu *gpu, const char *call, CUresult result, struct leat_error *err);
@@ -53,8 +53,9 @@ int gpu_failed(const struct gpu *gpu, const char *call, CUresult result, struct 
         CUresult call_result = (gpu)->cuda->name(__VA_ARGS__);                                               \
         call_result ? gpu_failed(gpu, #name, call_result, err) : 0;                                          \
     })
-/* Its context is the thread's current one from a gpu_enter that succeeded to gpu_leave, and what is called meanwhile ends no capture of a
- * CUDA graph: without that every question would, in whatever thread, as long as a stream is captured in the "global" mode. */
+/* Its context is the thread's current one from a successful gpu_enter to gpu_leave, and calls in between end
+ * no capture of a CUDA graph. Otherwise every query would, in any thread, as long as a stream is captured in
+ * the "global" mode. */
 int gpu_enter(const struct gpu *gpu, struct leat_error *err);
 void gpu_leave(const struct gpu *gpu);
 /* In its context. */

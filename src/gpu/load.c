@@ -9,7 +9,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cuda_symbols symbols;
-static int loaded = 1; /* 1: not tried; then what to answer */
+static int loaded = 1; /* 1: not tried; then the result */
 static char why[240];
 
 static int load(void)

@@ -6,8 +6,8 @@
 #include "base/base.h"
 #include "gpu/cuda.h"
 
-/* LEAT_UNSUPPORTED: not installed, or too old; the message says what was looked for. The first answer stays. Any thread.
- * $LEAT_LIBCUDA names another library: for tests. */
+/* LEAT_UNSUPPORTED: not installed, or too old; the message names the library. The first answer stays. Any
+ * thread. $LEAT_LIBCUDA names another library: for tests. */
 int cuda_load(const struct cuda_symbols **ret_cuda, struct leat_error *err);
 
 #endif

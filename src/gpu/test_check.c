@@ -107,7 +107,7 @@ static void test_ranges(void **state)
     struct fixture *x = *state;
     assert_int_equal(gpu_buffer_checks(x->buffer, ARRAY_LEN(ranges), &err), 0);
     for (unsigned turn = 0; turn < 2; turn++) {
-        x->host[0] = (uint8_t)turn; /* the list is used anew */
+        x->host[0] = (uint8_t)turn; /* the list is used again */
         assert_int_equal(gpu_buffer_copy(x->buffer, 0, BYTES, &err), 0);
         gpu_buffer_check_none(x->buffer);
         for (unsigned i = 0; i < ARRAY_LEN(ranges); i++)
