@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* address.h: what the scheme of a source's address says, in one place: where it leads, and what may be asked there. */
+/* address.h: the schemes of sources' addresses, in one place: where each leads, and what it supports. */
 #ifndef WIRE_ADDRESS_H
 #define WIRE_ADDRESS_H
 

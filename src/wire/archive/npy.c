@@ -6,8 +6,8 @@
  *   8   u16 (1.x) or u32 (2.x, 3.x) length of the dictionary, little-endian
  *   …   {'descr': '<f4', 'fortran_order': False, 'shape': (60000, 28, 28), }   spaces   "\n"
  *
- * Only what NumPy itself writes is understood: three keys in any order, a string, a Boolean, a tuple of numbers. It
- * is read by hand, left to right, without recursion; what is longer, nested or twice there is refused.
+ * Only NumPy's own output is understood: three keys in any order, a string, a Boolean, a tuple of numbers. It
+ * is read by hand, left to right, without recursion; longer, nested or repeated items are refused.
  */
 #include "wire/archive/npy.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tar.c: a tar archive is a run of 512-byte blocks: a header, its payload rounded up, the next header; two blocks of
- * zeros at the end. Long names and large sizes stand in extra members in front ('x' and 'g' of pax, 'L' and 'K' of
- * GNU), whose payload is parsed and applied to the member that follows.
+ * tar.c: a tar archive is a run of 512-byte blocks: a header, its payload rounded up, the next header; two
+ * blocks of zeros at the end. Long names and large sizes are in extra members in front ('x' and 'g' of pax,
+ * 'L' and 'K' of GNU). Their payload is parsed and applied to the following member.
  *
  *   HEADER ──regular──▶ member out, offset moves over the payload ──▶ HEADER
  *      └──x, g, L, K──▶ EXTENSION (wants its payload) ──▶ HEADER, same member

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tar_put.c: one header block for what ustar can say; for the rest a member of type 'x' in front of it, whose payload is records
- * "LEN KEY=VALUE\n". A name is in the plain header as far as it goes: who knows no pax sees a cut one.
+ * tar_put.c: one header block for values that fit ustar; for the rest a member of type 'x' in front of it,
+ * whose payload is records "LEN KEY=VALUE\n". A name is in the plain header as far as it goes: a reader
+ * without pax sees a cut one.
  */
 #include "wire/archive/tar_put.h"
 
@@ -47,7 +48,7 @@ static char *record_put(char *at, const char *key, const char *value)
     return at + (size_t)n + value_len + 1;
 }
 
-/* What every reader takes for the same: printable ASCII, and no longer than the header's field. */
+/* A name that every reader understands alike: printable ASCII, and no longer than the header's field. */
 static bool path_fits(const char *path)
 {
     size_t len = strlen(path);
@@ -118,7 +119,7 @@ static void block_finish(char *block, char type, unsigned mode, uint64_t bytes, 
 static char *pax_put(const struct tar_put *e, char *at, size_t pax, const char *size, const char *mtime)
 {
     char *end = at + TAR_BLOCK + align_up(pax, TAR_BLOCK);
-    strcpy(at + AT_NAME, "././@PaxHeader"); /* as Python has it: no file of anybody is called so */
+    strcpy(at + AT_NAME, "././@PaxHeader"); /* as Python has it: no real file has this name */
     block_finish(at, 'x', 0644, pax, 0);
     char *p = at + TAR_BLOCK;
     if (!path_fits(e->path))

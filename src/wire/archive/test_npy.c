@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Headers as NumPy writes them, and as nobody should. */
+/* Headers as NumPy writes them, and malformed ones. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

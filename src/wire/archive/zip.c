@@ -62,10 +62,8 @@ int zip_parser_init(struct zip_parser *p, uint64_t file_bytes, struct leat_error
 
 /* --- the end ------------------------------------------------------------------------------------------------------- */
 
-/*
- * The last end record whose comment reaches to the end of the file; else the last one that can have its directory in front of it: what
- * follows is no part of the archive, as for other readers. Or NULL.
- */
+/* The last end record whose comment reaches to the end of the file; else the last one that can have its
+ * directory in front of it: what follows is no part of the archive, as for other readers. Or NULL. */
 static const uint8_t *find_end(const uint8_t *tail, size_t len, uint64_t tail_offset)
 {
     const uint8_t *followed = NULL;
@@ -249,7 +247,7 @@ static bool read_extra64(const uint8_t *extra, size_t len, struct zip_member *m)
         }
         return true;
     }
-    return !wanted || len == 0; /* 4 GiB - 1 bytes, told without zip64, are what they are */
+    return !wanted || len == 0; /* 4 GiB - 1 bytes, given without zip64, are what they are */
 }
 
 static int check_sizes(const struct zip_parser *p, struct zip_member *m, struct leat_error *err)

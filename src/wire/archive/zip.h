@@ -5,8 +5,9 @@
  *
  *   front │ local header, payload │ … │ central directory │ zip64 end, its locator │ end of directory, comment │
  *
- * The directory alone says what there is: local headers are asked only where their payload begins (zip_data_offset), as sizes behind the
- * payload ("data descriptors") stand in the directory as well. Encrypted members and archives over several disks are not read.
+ * The directory alone counts: local headers are read only for the begin of their payload (zip_data_offset),
+ * as sizes behind the payload ("data descriptors") stand in the directory as well. Encrypted members and
+ * archives over several disks are not read.
  */
 #ifndef WIRE_ARCHIVE_ZIP_H
 #define WIRE_ARCHIVE_ZIP_H
@@ -19,7 +20,7 @@
     (22u + 65535u + 20u + 56u) /* end of directory with its comment, and what zip64 has in front */
 #define ZIP_WANT_MAX    (46u + 3 * 65535u)
 #define ZIP_LOCAL_BYTES 30u
-/* Deflate makes at most 258 bytes out of two bits. What claims more is no archive but an attack. */
+/* Deflate makes at most 258 bytes out of two bits. An entry that claims more is an attack. */
 #define ZIP_RATIO_MAX 1032u
 
 enum zip_method { ZIP_STORED = 0, ZIP_DEFLATED = 8 };
@@ -57,16 +58,14 @@ int zip_parser_init(struct zip_parser *p, uint64_t file_bytes, struct leat_error
 int zip_parser_feed(struct zip_parser *p, const void *buf, size_t len, struct zip_member *ret_member,
                     struct leat_error *err);
 
-/* Can we give its payload? LEAT_UNSUPPORTED: encrypted, or compressed in another way. */
+/* Can its payload be read? LEAT_UNSUPPORTED: encrypted, or compressed in another way. */
 int zip_member_readable(const struct zip_member *m, struct leat_error *err);
 /* Where the payload begins. `local`: ZIP_LOCAL_BYTES at m->header_offset. `limit`: directory_offset, which payload does not reach into. */
 int zip_data_offset(const struct zip_member *m, const void *local, uint64_t limit, uint64_t *ret_offset,
                     struct leat_error *err);
 
-/*
- * Payload that comes out while it goes in, in constant memory (about 45 KiB): inflated or as it is, counted, and its CRC compared. One
- * member each; a thread at a time.
- */
+/* Payload that comes out while it goes in, in constant memory (about 45 KiB): inflated or as it is, counted,
+ * and its CRC compared. One member each; a thread at a time. */
 struct zip_stream;
 int zip_stream_new(const struct zip_member *m, struct zip_stream **ret_stream);
 void zip_stream_free(struct zip_stream *s); /* NULL is fine */

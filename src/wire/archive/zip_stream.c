@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * zip_stream.c: a member's payload on its way out. zlib inflates, as it does so in pieces of any size: libdeflate, which is faster, wants
- * all of a member in memory at once, twice.
+ * zip_stream.c: a member's payload on its way out. zlib inflates, in pieces of any size: libdeflate, which is
+ * faster, needs all of a member in memory at once, twice.
  *
- * Invariants: never more than the directory's bytes come out, and none of them is called right before their CRC is.
+ * Invariants: never more than the directory's bytes come out, and success needs a matching CRC.
  */
 #include <libdeflate.h>
 #include <zlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Happy path: llhttp calls back with spans of the caller's buffer, which are kept as offsets (a span that was cut by the end of
- * what had arrived continues where it stopped, as the buffer is one piece); it pauses behind the head. A chunked body is run
- * through it as well; one of known length never is.
+ * Happy path: llhttp calls back with spans of the caller's buffer, which are kept as offsets. A span that was
+ * cut by the end of the input continues there, as the buffer is one piece. llhttp pauses behind the head. A
+ * chunked body is run through it as well; one of known length never is.
  *
  * Invariants: parsing never begins again, so a head that comes byte by byte costs its length; nothing of a message is believed before
  * its head is whole.
@@ -149,7 +149,7 @@ static int corrupt(const struct http_reader *r, struct leat_error *err)
                      reason && *reason ? reason : "");
 }
 
-/* How the body is framed, RFC 9112 6.3. What could be understood in two ways is refused there and then. */
+/* The framing of the body, RFC 9112 6.3. An ambiguous one is refused here. */
 static int frame_body(struct http_reader *r, const char *buf, const char *head_of, struct leat_error *err)
 {
     bool response = r->parser.type == HTTP_RESPONSE;
@@ -181,7 +181,7 @@ static int frame_body(struct http_reader *r, const char *buf, const char *head_o
     return 0;
 }
 
-/* llhttp's own answer takes a body until the end of the connection for one even where there is none. */
+/* llhttp's own answer assumes a body until the end of the connection even where there is none. */
 static bool keeps_alive(const struct http_reader *r, const char *buf)
 {
     struct http_text connection = http_header(r, buf, "connection");

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * http.h: HTTP/1.1 messages, for both sides (RFC 9110, RFC 9112). Pure: the caller has the socket. Parsing is llhttp's, in its
- * strict mode; what is here keeps what it found, refuses what could be read in two ways, and leaves payload alone.
+ * http.h: HTTP/1.1 messages, for both sides (RFC 9110, RFC 9112). Pure: the caller has the socket. Parsing is
+ * llhttp's, in its strict mode; this module keeps the positions that it found, refuses ambiguous messages,
+ * and leaves payload alone.
  *
  *   head    the caller collects bytes in one buffer, from the message's first byte on, and shows it with http_head_feed until the
  *           head is whole. Names and values stay in that buffer: offsets, no copies.
@@ -119,7 +120,7 @@ void http_escape(struct bytes_out *out, const void *data, size_t len, bool slash
 bool http_unescape(char *text, size_t len, size_t *ret_len);
 /* The byte that the "%41" at text stands for; negative: it is none. */
 int http_escaped_byte(const char *text, size_t len);
-/* What is escaped in any way, as http_escape would have it. plus: "+" is a space, as in queries. False: a broken escape. */
+/* Escapes an escaped text again, as http_escape does. plus: "+" is a space. False: a broken escape. */
 bool http_escape_anew(struct bytes_out *out, const char *text, size_t len, bool slash, bool plus);
 
 /* --- writing ----------------------------------------------------------------------------------------------------------- */

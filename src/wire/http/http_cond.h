@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* http_cond.h: conditions and ranges of requests (RFC 9110, 13 and 14), over what is stored. Pure. */
+/* http_cond.h: conditions and ranges of requests (RFC 9110, 13 and 14), over stored objects. Pure. */
 #ifndef WIRE_HTTP_COND_H
 #define WIRE_HTTP_COND_H
 
 #include "wire/http/http.h"
 
 enum http_ranged {
-    HTTP_RANGE_NONE, /* no Range, or one that is to be left alone: another unit, several ranges, no range at all */
+    HTTP_RANGE_NONE, /* no Range, or one to be ignored: another unit, several ranges, no range at all */
     HTTP_RANGE_PART,
     HTTP_RANGE_BEYOND, /* 416 */
 };
@@ -18,7 +18,7 @@ enum http_ranged http_range(struct http_text range, uint64_t bytes, uint64_t *re
  * no such ETag, since the bytes may be others: If-Match and If-Range want that, If-None-Match does not.
  */
 bool http_etag_in(struct http_text list, const char *etag, bool strong);
-/* May a part be given to who says If-Range: the same ETag, or the very date? */
+/* May a request with If-Range get a part: the same ETag, or the very date? */
 bool http_range_holds(struct http_text if_range, const char *etag, int64_t modified);
 
 struct http_conditions {

@@ -3,8 +3,8 @@
  * messages.c: messages, bytes to structs and back: one table of fields a message, one writer and one reader for all of them.
  *
  * A reader takes any bytes: counts are checked against the bytes that are left before anything is allocated
- * for them, strings have a limit, and what a struct promises (a region's node is in the table, regions are in
- * order) is checked here, so that no caller has to.
+ * for them, and strings have a limit. A struct's promises (a region's node is in the table, regions are in
+ * order) are checked here, so that no caller has to.
  */
 #include "wire/leat/messages.h"
 
@@ -42,7 +42,7 @@ struct proto_layout {
         .kind = FIELD_BYTES, AT(X, f), .size = SIZE(X, f)                                                    \
     }
 #define INT BYTES /* in memory they are as on the wire */
-/* Neighbours from f to l without padding between them, in one step: what a message has thousands of. */
+/* Neighbours from f to l without padding between them, in one step: some messages have thousands. */
 #define INTS(X, f, l)                                                                                        \
     {                                                                                                        \
         .kind = FIELD_BYTES, AT(X, f),                                                                       \
@@ -165,7 +165,7 @@ static int get_string(struct bytes_in *in, const struct field *f, void **ret)
     return *ret ? 0 : -ENOMEM;
 }
 
-/* Least bytes of one element on the wire: a count is believed only as far as the bytes behind it go. */
+/* Least bytes of one element on the wire: a count must fit the bytes behind it. */
 static size_t least_bytes(const struct proto_layout *layout)
 {
     size_t sum = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * messages.h: what stands in the bodies of frames, one struct a message; which message has which is in enum proto_type.
+ * messages.h: the bodies of frames, one struct a message; enum proto_type maps messages to structs.
  *
  * Fields are on the wire in the order of their declaration: an integer little-endian in as many bytes as it has here, an array of
  * bytes as it is, a string as u32 length and its UTF-8 bytes, without a NUL. test_messages.c has the bytes of each.
@@ -78,7 +78,7 @@ struct proto_proof {
 };
 PROTO_MESSAGE(proof)
 
-/* What a reply with status < 0 says: owned; NULL if it cannot be read. Bytes behind it are ignored. */
+/* The message of a reply with status < 0: owned; NULL if it cannot be read. Bytes behind it are ignored. */
 char *proto_error_text(const void *body, size_t len);
 void proto_error_text_put(struct bytes_out *out, const char *text);
 
@@ -91,8 +91,9 @@ PROTO_MESSAGE(id)
 /* --- opening ---------------------------------------------------------------------------------------------------- */
 
 /*
- * With which settings and in whose name a remote source is read: what the client found in its own environment. Between a client and its
- * daemon; between hosts only sealed (rpc/seal.h). Strings are owned; NULL and "" are the same: not said.
+ * The settings and identity with which a remote source is read, as the client found them in its own
+ * environment. Between a client and its daemon; between hosts only sealed (rpc/seal.h). Strings are owned;
+ * NULL and "" are the same: not set.
  */
 struct proto_access {
     uint32_t flags;  /* PROTO_ACCESS_* */
@@ -107,7 +108,7 @@ struct proto_access {
 #define PROTO_ACCESS_TOKEN_MAX 16384u
 PROTO_MESSAGE(access)
 
-/* What `leatd --find-credentials` writes: behind it a proto_access, or the text of an error. */
+/* The output of `leatd --find-credentials`: behind it a proto_access, or the text of an error. */
 struct proto_found {
     int32_t status;
 };
@@ -151,7 +152,7 @@ PROTO_MESSAGE(node)
 struct proto_region {
     uint32_t gid;
     uint32_t node;       /* index into nodes */
-    uint32_t page_bytes; /* reserved: the live table says what was obtained */
+    uint32_t page_bytes; /* reserved: the live table has the obtained size */
     uint32_t generation;
 };
 PROTO_MESSAGE(region)
@@ -286,7 +287,7 @@ struct proto_report {
     uint64_t epoch, samples, length, batch_samples, step_samples;
     uint64_t total_samples, total_bytes, samples_per_ks, bytes_per_s; /* ks: 1,000 seconds */
     uint64_t order;          /* digest of the epoch's order, the same on all ranks; 0: none */
-    uint32_t flags, verdict; /* enum leat_verdict: what is not known is shown as such */
+    uint32_t flags, verdict; /* enum leat_verdict: unknown values are shown as such */
     uint32_t rank, world_size, waiting_permille;
     char job[128], title[256];
 };
@@ -325,7 +326,7 @@ struct proto_scanned {
 #define PROTO_SCANNED_END 1u /* there are no more behind these */
 #define PROTO_SCAN_ETAG   160u
 #define PROTO_SCAN_HELD                                                                                      \
-    1024u /* objects at most from the first that is not released to the last that was told */
+    1024u /* objects at most from the first that is not released to the last that was sent */
 PROTO_MESSAGE(scanned)
 
 /* --- data --------------------------------------------------------------------------------------------------------- */

@@ -13,8 +13,9 @@
  * All integers little-endian; strings are u32 length + UTF-8 bytes. A reply with status < 0 has a body of one string: the
  * message. A request may be followed by events with its id (progress) before its one reply. Daemon-initiated events have id 0.
  *
- * Who may connect. Unix: SO_PEERCRED is the identity; the socket's folder is private or its mode the administrator's.
- * TCP: both sides prove that they know the token (32 bytes or more, from a file) without sending it:
+ * Permission to connect. Unix: SO_PEERCRED is the identity; the socket's folder is private or its mode the
+ * administrator's. TCP: both sides prove that they know the token (32 bytes or more, from a file) without
+ * sending it:
  *     client  HELLO  {versions, role, nonce_c[32], acting uid, gid, ws uuid}
  *     server  reply  {version, nonce_s[32]}: the highest that both speak, from here on in each frame
  *     client  PROOF  {mac_c = HMAC-SHA256(token, "leat client" ‖ transcript)}
@@ -77,8 +78,9 @@ enum proto_type {
                              same range finds it there. */
     PROTO_REPORT = 32,    /* proto_report; no reply: how far a loader is */
     PROTO_SCAN = 33,      /* proto_scan (pool_bytes: of the window, at most) -> proto_scan_reply; fd: the window, read-only */
-    PROTO_SCAN_NEXT = 34, /* proto_scan_next -> proto_scanned: objects from number `from` on, when there is one. Those below `released`
-                             are read no more, and their room is used again; what is asked for again is told again */
+    PROTO_SCAN_NEXT = 34, /* proto_scan_next -> proto_scanned: objects from number `from` on, when there is
+                           * one. Those below `released` are read no more, and their room is used again; what
+                           * is requested again is sent again */
     PROTO_SCAN_END = 35,  /* proto_id of a scan; no reply */
 
     /* data: on a connection bound to one working set by its HELLO */

@@ -165,10 +165,8 @@ int aws_chunked_feed(struct aws_chunked *c, const void *data, size_t len,
     return rc;
 }
 
-/*
- * Trailers in place: "name:value\n" each, spaces left out, empty lines too (some clients send one between the checksum and its
- * signature). The signature's line is cut off, and compared.
- */
+/* Trailers in place: "name:value\n" each, spaces left out, empty lines too (some clients send one between the
+ * checksum and its signature). The signature's line is cut off, and compared. */
 static int check_trailers(struct aws_chunked *c)
 {
     static const char signature_name[] = "x-amz-trailer-signature:";

@@ -49,10 +49,8 @@ struct aws_chunked {
     char trailers[AWS_CHUNKED_TRAILERS + 1];
 };
 
-/*
- * key: NULL: chunks are not signed; else it is copied, with the request's time and signature, after which the first chunk's comes. trailers: some may
- * follow. aws_chunked_fini wipes it.
- */
+/* key: NULL: chunks are not signed; else it is copied, with the request's time and signature, after which the
+ * first chunk's comes. trailers: some may follow. aws_chunked_fini wipes it. */
 void aws_chunked_init(struct aws_chunked *c, uint64_t decoded_bytes, bool trailers,
                       const struct sigv4_key *key, const char *when, const char *signature);
 void aws_chunked_fini(struct aws_chunked *c);

@@ -36,10 +36,8 @@ struct s3_endpoint {
     char base[128]; /* path in front of all others, "" or "/minio" */
     char region[65];
 };
-/*
- * url: "https://host[:port][/base]", or NULL or "" for Amazon's own of that region. style: "path", "virtual", or "auto" (path for
- * everything but Amazon). LEAT_INVALID.
- */
+/* url: "https://host[:port][/base]", or NULL or "" for Amazon's own of that region. style: "path", "virtual",
+ * or "auto" (path for everything but Amazon). LEAT_INVALID. */
 int s3_endpoint_parse(const char *url, const char *region, const char *style,
                       struct s3_endpoint *ret_endpoint, struct leat_error *err);
 /* The host that a request on this bucket is sent to (no brackets around IPv6), and the value of its Host header. */
@@ -87,15 +85,13 @@ struct s3_object {
     const char *key; /* NUL-terminated; a key with a NUL in it is refused */
     size_t key_len;
     uint64_t bytes;
-    const char *etag; /* with its quotes; "" if not told */
-    int64_t modified; /* seconds since 1970; 0 if not told */
+    const char *etag; /* with its quotes; "" if unknown */
+    int64_t modified; /* seconds since 1970; 0 if unknown */
     bool prefix;      /* a common prefix: no object */
 };
 
-/*
- * One page of ListObjectsV2, asked for with encoding-type=url. First all of it is taken in, since some stores say only at its end whether they
- * encoded the keys; then its objects are handed on.
- */
+/* One page of ListObjectsV2, asked for with encoding-type=url. First all of it is taken in, since some stores
+ * say only at its end whether they encoded the keys; then its objects are handed on. */
 struct s3_list;
 /* NULL: out of memory. */
 struct s3_list *s3_list_new(void);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * s3_crc.h: the CRCs that services keep of whole objects, and whose parts can be joined in any order: CRC32C, CRC64NVME (what AWS's command line stores), CRC32 (what SDKs
- * store unless told otherwise). Amazon's "Checking object integrity in Amazon S3"; Google's `x-goog-hash`. What cannot be joined (MD5, SHA) is not here: it costs
+ * s3_crc.h: the CRCs that services keep of whole objects, and whose parts can be joined in any order: CRC32C,
+ * CRC64NVME (what AWS's command line stores), CRC32 (what SDKs store by default). Amazon's "Checking object
+ * integrity in Amazon S3"; Google's `x-goog-hash`. What cannot be joined (MD5, SHA) is not here: it costs
  * several times what receiving the bytes does. Pure; any thread.
  */
 #ifndef WIRE_S3_CRC_H

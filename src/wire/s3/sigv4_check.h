@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sigv4_check.h: who made a request, as its Authorization header or its query (presigned) say, and whether that is true. Two steps, between which
- * the caller looks the secret up:
+ * sigv4_check.h: the identity that a request claims in its Authorization header or its query (presigned), and
+ * its check. Two steps, between which the caller looks the secret up:
  *
- *   sigv4_claim_parse   what it says of itself; whether it is whole, of our region, and made about now
+ *   sigv4_claim_parse   what it claims; whether it is whole, of our region, and made about now
  *   sigv4_claim_check   whether the signature is the one that this key gives
  *
  * Pure; times are given. Nothing of a claim is to be believed before its check.
@@ -49,10 +49,8 @@ struct sigv4_claim {
 enum s3_code sigv4_claim_parse(struct sigv4_claim *claim, const struct http_reader *r, const char *buf,
                                const struct s3_call *call, const char *region, time_t now,
                                bool *ret_other_region);
-/*
- * Does `key` (of the claim's date) give this signature? Also refused: a host or x-amz- header that is not among the signed ones. Claims that
- * are anonymous are not for here.
- */
+/* Does `key` (of the claim's date) give this signature? Also refused: a host or x-amz- header that is not
+ * among the signed ones. Claims that are anonymous are not for here. */
 enum s3_code sigv4_claim_check(struct sigv4_claim *claim, const struct sigv4_key *key,
                                const struct http_reader *r, const char *buf);
 

@@ -180,7 +180,7 @@ static void test_trailers(void **state)
 
     assert_int_equal(decode(text, len, 1, 3, true, true), 0);
     char *sum = strstr(text, "NksV");
-    sum[0] = 'M'; /* a checksum that somebody on the way made fit */
+    sum[0] = 'M'; /* a checksum that was changed on the way to fit */
     assert_int_equal(decode(text, len, 1024, 3, true, true), LEAT_DENIED);
     sum[0] = 'N';
     *strstr(text, "trailer-signature") = 'T';

@@ -192,7 +192,7 @@ static void test_bad_lists(void **state)
         assert_true(err.message[0]);
         s3_list_free(l);
     }
-    /* a store that does not encode says so by leaving the element out */
+    /* a store that does not encode leaves the element out */
     char got[2048];
     static const char raw[] = ROOT("<Contents><Key>a%2F+b</Key><Size>1</Size></Contents>");
     struct s3_list *l = s3_list_new();

@@ -90,7 +90,7 @@ static void test_operations(void **state)
     }
 }
 
-/* What we have never heard of is a parameter like others; each of these is a setting, which no GET of the bucket takes for one. */
+/* An unknown word is a parameter like others; each of these is a setting, which a GET never ignores. */
 static void test_settings(void **state)
 {
     static const char *const names[] = {"accelerate",

@@ -214,7 +214,7 @@ static void test_refused(void **state)
     assert_non_null(strstr(claim.why, "expecting 'us-east-1'"));
 }
 
-/* What is said of bodies by those who do not sign. */
+/* Bodies of requests without a signature. */
 static void test_anonymous_bodies(void **state)
 {
     assert_int_equal(check("PUT /b/k HTTP/1.1\r\nHost: h\r\nx-amz-content-sha256: "

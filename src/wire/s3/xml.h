@@ -15,8 +15,9 @@
 struct xml_reader;
 
 /*
- * Called at the end of each element: `path` is the names from the root on ("ListBucketResult/Contents/Key"), `text` what stood in it
- * beside other elements, spaces at both ends included, NUL-terminated (a NUL cannot be in XML). A negative answer ends all.
+ * Called at the end of each element: `path` is the names from the root on ("ListBucketResult/Contents/Key"),
+ * `text` its own text without that of other elements, with spaces at both ends, NUL-terminated (a NUL cannot
+ * be in XML). A negative answer ends all.
  */
 typedef int (*xml_element_fn)(void *user, const char *path, const char *text, size_t len);
 /* The same at the start of each element, without text. May be NULL. */
