@@ -3,8 +3,8 @@
  * leat/error.h: how every function of the library reports failure.
  *
  * A function that can fail returns 0, or a negative errno value out of the short list below, and fills a
- * struct leat_error when it is given one. The message is one sentence for a person: what was given, what is
- * allowed, what to do next. Nothing is kept in thread-local state.
+ * struct leat_error if the caller passes one. The message is one sentence for a person: what was given, what
+ * is allowed, what to do next. Nothing is kept in thread-local state.
  */
 #ifndef LEAT_ERROR_H
 #define LEAT_ERROR_H
@@ -30,12 +30,13 @@ extern "C" {
 #define LEAT_INVALID     (-EINVAL)     /* an argument, URI or file that is not allowed */
 #define LEAT_BUSY        (-EBUSY)      /* every slot of a view is held; leases delay a drop; a program writes the file */
 #define LEAT_UNSUPPORTED (-EOPNOTSUPP) /* a well-formed input that Leat does not read (Fortran order, ...) */
-#define LEAT_CANCELED    (-ECANCELED)  /* a progress callback, or the interrupt hook, gave the call up */
+#define LEAT_CANCELED    (-ECANCELED)  /* a progress callback, or the interrupt hook, cancelled the call */
 /* clang-format on */
 
 #define LEAT_ERROR_MESSAGE_MAX 480
 
-/* Of this size for good: it is filled where things go wrong, so nothing in it need be set before a call. */
+/* Its size never changes. The library fills it on failure only: the caller need not set anything before a
+ * call. */
 struct leat_error {
     int code;                             /* 0, or the negative errno value that was returned */
     unsigned reserved[7];                 /* 0; what later releases add */

@@ -18,11 +18,11 @@
  *    goes, and zero behind what it knows; of those that it hands to a callback it sets `size` itself. An array of such structs
  *    has one size throughout, that of its first. Error, order, plan and run have no `size`: theirs never changes.
  *  - Unknown bits in `flags` are LEAT_INVALID. Every buffer comes with its length, which is checked before it is used.
- *  - Deadlines are durations in nanoseconds from the call; 0 means the client's default (30 s), UINT64_MAX none. What may
- *    rightly take longer than that says so below. Waiting for another thread that uses the same view counts as well.
- *  - Whatever waits can be interrupted: leat_client_options.interrupt.
+ *  - Deadlines are durations in nanoseconds from the call; 0 means the client's default (30 s), UINT64_MAX none.
+ *    Exceptions are stated below. Waiting for another thread that uses the same view counts as well.
+ *  - Every wait can be interrupted: leat_client_options.interrupt.
  *  - A client, its working sets and views may be used from any thread; one view is filled by one thread at a time
- *    (others wait). After fork() the child must not touch them: it connects anew (leat_forked tells).
+ *    (others wait). After fork() the child must not touch them; it connects again. leat_forked recognises the child.
  *  - Complete means: the bytes are in the destination and their CRC32C matched what was recorded at preload.
  */
 #ifndef LEAT_LEAT_H
@@ -54,9 +54,9 @@ const char *leat_version(void);
 #define LEAT_CONNECT_NO_START 1u /* never start a private daemon: LEAT_NOT_FOUND when none runs */
 
 /*
- * Asked every so often (some 50 ms) by every call that waits, on the thread that made the call, with no lock of the library
- * held. Non-zero: the call ends with LEAT_CANCELED, as if its deadline had passed. It must not call back into the
- * set, view or iterator that the call is about (LEAT_BUSY). Python looks at signals in it: Ctrl-C ends a read.
+ * Every waiting call runs it about every 50 ms, on the caller's thread, with no lock of the library held.
+ * Non-zero ends the call with LEAT_CANCELED, as if its deadline had passed. It must not call back into the
+ * set, view or iterator that the call is about (LEAT_BUSY). Python handles signals in it: Ctrl-C ends a read.
  */
 typedef int (*leat_interrupt_fn)(void *user);
 
@@ -74,8 +74,9 @@ struct leat_client_options {
 };
 
 /*
- * Finds or starts the daemon and shakes hands. Starting is serialised over all processes of the job by a lock.
- * LEAT_PEER_GONE: three times running the daemon ended meanwhile, killed for example; its log may say why.
+ * Finds or starts the daemon and shakes hands. Starting is serialised over all processes of the job by a
+ * lock. LEAT_PEER_GONE: the daemon ended during three attempts in a row, killed for example; its log may have
+ * the cause.
  */
 int leat_connect(const struct leat_client_options *options, struct leat_client **ret_client,
                  struct leat_error *err);
@@ -86,7 +87,7 @@ const char *leat_client_socket(const struct leat_client *client);
 /* 1 when this process is a forked child of the one that connected. */
 int leat_forked(const struct leat_client *client);
 
-/* Work that takes long tells how far it is. Return non-zero to give up (the call ends with LEAT_CANCELED). */
+/* Progress of long work. Return non-zero to cancel the call, which then ends with LEAT_CANCELED. */
 enum leat_stage { LEAT_STAGE_INDEX = 1, LEAT_STAGE_LOAD = 2, LEAT_STAGE_VERIFY = 3 };
 struct leat_progress {
     size_t size;
@@ -104,11 +105,12 @@ typedef int (*leat_progress_fn)(const struct leat_progress *progress, void *user
 #define LEAT_OPEN_PUBLIC 4u /* other users of a system daemon may read it (mode 0644; default 0600) */
 
 /*
- * How sources on S3 and web servers are read. What is NULL is looked for where AWS's own tools look, in this process's environment and
- * its user's files. Sent to the daemon, which keeps it with the set, wipes it with the set, and never shows it.
+ * How to read sources on S3 and web servers. Leat searches for a NULL member where AWS's own tools do: in
+ * this process's environment and its user's files. The daemon keeps these options with the set, wipes them
+ * with it, and never shows them.
  */
-#define LEAT_S3_ANONYMOUS 1u /* requests are not signed; also LEAT_S3_ANONYMOUS=1 in the environment */
-#define LEAT_S3_INSECURE  2u /* certificates are not looked at; also LEAT_S3_INSECURE=1 */
+#define LEAT_S3_ANONYMOUS 1u /* do not sign requests; also LEAT_S3_ANONYMOUS=1 in the environment */
+#define LEAT_S3_INSECURE  2u /* do not check certificates; also LEAT_S3_INSECURE=1 */
 struct leat_s3_options {
     size_t size;
     unsigned flags;
@@ -121,9 +123,9 @@ struct leat_s3_options {
 
 struct leat_open_options {
     size_t size;
-    const char *name; /* explicit working set: stays until dropped. NULL: implicit, goes with its last user */
+    const char *name; /* explicit working set: stays until dropped. NULL: implicit, ends with its last user */
     unsigned flags;   /* LEAT_OPEN_* */
-    /* at most this much pool for it; the rest is streamed. 0: as much as it needs and there is */
+    /* at most this much of the pool; the rest is streamed. 0: as much as it needs and the pool has */
     uint64_t pool_bytes;
     leat_progress_fn progress;
     void *progress_user;
@@ -132,23 +134,29 @@ struct leat_open_options {
 };
 
 /*
- * Opens a dataset: a path, a file URI, an address ("s3://bucket/prefix", "https://host/x.tar"), "field=path;field=path" (any), or "leat://NAME" for a set already in the pool. A path is
- * taken as it stands; relative ones are seen from this process's working directory. A file URI is "file:///absolute", host empty
- * or "localhost", percent-encoded (RFC 8089). LEAT_INVALID: it is not well-formed; LEAT_UNSUPPORTED: another scheme. Scanning a source without an index may take long: while it moves, only
- * a timeout_ns that was given ends it. Does not wait
- * for the data: a background preload runs, and a read waits for its own samples only. LEAT_NOT_FOUND,
- * LEAT_DENIED, LEAT_INVALID, LEAT_CORRUPT, LEAT_UNSUPPORTED (the source), LEAT_NO_SPACE (not even a window fits).
+ * Opens a dataset: a path, a file URI, an address ("s3://bucket/prefix", "https://host/x.tar"),
+ * "field=path;field=path" (any of these), or "leat://NAME" for a set in the pool. A path is taken literally;
+ * a relative one starts at this process's working directory. A file URI is "file:///absolute", host empty or
+ * "localhost", percent-encoded (RFC 8089).
+ *
+ * Does not wait for the data: a background preload runs, and a read waits for its own samples only. Scanning
+ * a source without an index may take long: as long as the scan makes progress, only a timeout_ns that was
+ * given ends the call.
+ *
+ * LEAT_INVALID: the URI is not well-formed; LEAT_UNSUPPORTED: another scheme. Of the source: LEAT_NOT_FOUND,
+ * LEAT_DENIED, LEAT_INVALID, LEAT_CORRUPT, LEAT_UNSUPPORTED. LEAT_NO_SPACE: not even a window fits.
  */
 int leat_open(struct leat_client *client, const char *uri, const struct leat_open_options *options,
               struct leat_ws **ret_ws, struct leat_error *err);
-/* The same and waits until it is in the pool; with options->name it stays there. ret_ws may be NULL. */
+/* Opens a dataset and waits until it is in the pool; with options->name it stays there. ret_ws may be
+ * NULL. */
 int leat_preload(struct leat_client *client, const char *uri, const struct leat_open_options *options,
                  struct leat_ws **ret_ws, struct leat_error *err);
 /* Adds the samples of `uri` (same fields) to explicit set `name`, as a new version; handles already open keep
  * reading theirs. *ret_length (may be NULL): samples of the new version. */
 int leat_append(struct leat_client *client, const char *name, const char *uri,
                 const struct leat_open_options *options, uint64_t *ret_length, struct leat_error *err);
-/* NULL is fine. Views, iterators and leases of it keep what they need until they are closed themselves. */
+/* NULL is fine. Views, iterators and leases of the set stay valid until they are closed themselves. */
 void leat_close(struct leat_ws *ws);
 
 #define LEAT_MAX_DIMS 8
@@ -199,18 +207,19 @@ struct leat_ws_stat {
     uint64_t page_bytes; /* smallest page size obtained for a region of it */
     unsigned streamed;   /* 1: larger than the pool; unpinned samples come through a window */
     unsigned generation, version;
-    /* What this process reads it by: "shm", "tcp", "shm+tcp", "rdma", "rdma-write", "shm+rdma"; by several rails "tcp x2". */
+    /* How this process reads the set: "shm", "tcp", "shm+tcp", "rdma", "rdma-write", "shm+rdma"; by
+     * several rails "tcp x2". */
     const char *transport;
-    /* With a node that is gone: read from their source, or, of a pushed set, not to be had. */
+    /* On a lost node: read from their source, or, in a pushed set, unavailable. */
     uint64_t lost_samples;
-    /* Bytes of samples that were read by this handle so far, by how they came here. What leat_hold shows is not moved. */
+    /* Bytes of samples that this handle has read, by transport. leat_hold moves no bytes. */
     uint64_t shm_bytes;        /* copied out of shared memory of this host */
     uint64_t tcp_bytes;        /* received from other nodes */
     uint64_t rdma_read_bytes;  /* read out of their memory */
     uint64_t rdma_write_bytes; /* written by them into our views */
     uint64_t streamed_bytes;   /* read from the source by the daemon, then copied out of shared memory */
     uint64_t bounced_bytes;    /* counted above, and copied on to a device from pinned memory */
-    uint64_t rails;            /* how many leat_ws_rail tells of */
+    uint64_t rails;            /* how many leat_ws_rail can return */
 };
 int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_error *err);
 
@@ -218,7 +227,7 @@ int leat_ws_stat(struct leat_ws *ws, struct leat_ws_stat *ret_stat, struct leat_
 struct leat_rail {
     size_t size;
     const char *node;      /* its addresses, as in the list of nodes */
-    const char *name;      /* tcp: the one of them that is connected to; rdma: our port, "mlx5_0:1" */
+    const char *name;      /* tcp: the connected one of them; rdma: our port, "mlx5_0:1" */
     const char *transport; /* "tcp", "rdma" */
     const char *state;     /* "up"; "down": it is tried again; "closed": nothing reads by it now */
     uint64_t bytes;
@@ -229,12 +238,13 @@ struct leat_rail {
 int leat_ws_rail(struct leat_ws *ws, uint64_t i, struct leat_rail *ret_rail);
 
 /*
- * How far a training loop is, for the people who look at the daemon (`leat top`, `leat status`): the last report of each loader is shown until one
- * says LEAT_REPORT_ENDED, the set is closed or the process ends. leat.Loader tells by itself; about once a second is often enough.
+ * Progress of a training loop, for `leat top` and `leat status`. They show the last report of each loader
+ * until a report with LEAT_REPORT_ENDED comes, the set is closed or the process ends. leat.Loader reports by
+ * itself, about once a second.
  */
 enum leat_verdict {
     LEAT_VERDICT_UNKNOWN = 0,
-    LEAT_VERDICT_CONSUMER = 1, /* batches are there before they are asked for */
+    LEAT_VERDICT_CONSUMER = 1, /* batches are ready before the loop requests them */
     LEAT_VERDICT_FETCH = 2,    /* the loop waits for bytes */
     LEAT_VERDICT_PREP = 3,     /* for decoding and transforms */
     LEAT_VERDICT_COPY = 4,     /* for copies to a GPU */
@@ -242,9 +252,9 @@ enum leat_verdict {
 #define LEAT_REPORT_ENDED 1u
 struct leat_report {
     size_t size;
-    uint64_t loader;   /* tells several of a process apart: the caller's number, the same on all ranks */
-    const char *title; /* what is read, where the set's name does not say; NULL */
-    unsigned flags;    /* LEAT_REPORT_* */
+    uint64_t loader;           /* the caller's number of this loader in its process, the same on all ranks */
+    const char *title;         /* name of the data, if it is not the set's name; else NULL */
+    unsigned flags;            /* LEAT_REPORT_* */
     enum leat_verdict verdict; /* on the last batches */
     unsigned rank, world_size; /* world_size 0: 1 */
     uint64_t epoch;
@@ -254,29 +264,30 @@ struct leat_report {
     uint64_t total_samples, total_bytes; /* that this rank received since the loader was made */
     double samples_per_s, bytes_per_s;   /* of this rank, in the last seconds */
     double waiting;                      /* share of the loop's time that it waited for batches, 0 to 1 */
-    uint64_t
-        order; /* digest of what all ranks are to share of this epoch; ranks that report another one overlap. 0: none */
+    /* digest of this epoch's order; ranks that report different ones read overlapping samples. 0: none */
+    uint64_t order;
 };
 /*
- * Never waits, and nothing is answered: LEAT_BUSY, when the daemon does not take it now; the next one says the same and more. Strings are cut
- * to what a terminal shows.
+ * Never waits, and gets no answer. LEAT_BUSY: the daemon does not take it now; the next report has the same
+ * figures and newer ones. Long strings are cut.
  */
 int leat_ws_report(struct leat_ws *ws, const struct leat_report *report, struct leat_error *err);
-/* Waits until all of it is resident: timeout_ns 0 is without end. */
+/* Waits until all samples are resident: timeout_ns 0 means no deadline. */
 int leat_ws_wait(struct leat_ws *ws, leat_progress_fn progress, void *user, uint64_t timeout_ns,
                  struct leat_error *err);
 
 /* --- single samples -------------------------------------------------------------------------------------------- */
 
-/* Copies one field of one sample into buf (cap bytes); *ret_bytes is its length. LEAT_NO_SPACE when cap is short
- * (*ret_bytes is then what it takes). Labels are 4 bytes, little-endian. Negative numbers are the caller's to resolve. */
+/* Copies one field of one sample into buf (cap bytes); *ret_bytes is its length. LEAT_NO_SPACE when cap is
+ * short (*ret_bytes is then the size needed). Labels are 4 bytes, little-endian. Negative numbers are the
+ * caller's to resolve. */
 int leat_read(struct leat_ws *ws, uint64_t index, unsigned field, void *buf, uint64_t cap,
               uint64_t timeout_ns, uint64_t *ret_bytes, struct leat_error *err);
 
 /*
- * Zero copy: a read-only pointer into the pool. Holds a lease until leat_hold_release; the set cannot be dropped meanwhile but
- * by force, which turns the bytes to zeros. LEAT_UNSUPPORTED when the sample is not in this host's pool in one
- * piece (another node, a region boundary, a streamed sample): use leat_read.
+ * Zero copy: a read-only pointer into the pool. Holds a lease until leat_hold_release; until then only a drop
+ * by force succeeds, and turns the bytes to zeros. LEAT_UNSUPPORTED when the sample is not in this host's
+ * pool in one piece (another node, a region boundary, a streamed sample): use leat_read.
  */
 struct leat_hold;
 int leat_hold(struct leat_ws *ws, uint64_t index, unsigned field, uint64_t timeout_ns,
@@ -300,12 +311,13 @@ struct leat_view_options {
     const unsigned *fields; /* field numbers; NULL: all */
     unsigned nfields;
     uint64_t max_batch_bytes; /* of one ragged field of one batch; 0: batch_size * longest, reserved lazily */
-    /* "shm", "tcp", "rdma" (or "rdma-read"), "rdma-write" (servers write on request), "shm+tcp", "shm+rdma": required,
-     * LEAT_UNSUPPORTED, -ENOMEM or LEAT_DENIED with the reason when not to be had. "auto": shared memory on this host, RDMA where both
-     * ends have it, else TCP. NULL: $LEAT_TRANSPORT, else auto */
+    /* "shm", "tcp", "rdma" (or "rdma-read"), "rdma-write" (servers write on request), "shm+tcp",
+     * "shm+rdma": required, LEAT_UNSUPPORTED, -ENOMEM or LEAT_DENIED with the reason if unavailable.
+     * "auto": shared memory on this host, RDMA where both ends have it, else TCP. NULL: $LEAT_TRANSPORT,
+     * else auto */
     const char *transport;
-    uint64_t inflight_bytes; /* most bytes asked for and not yet here; 0: measured */
-    unsigned memory;         /* enum leat_memory: required; LEAT_UNSUPPORTED when it cannot be had */
+    uint64_t inflight_bytes; /* most bytes requested and not yet received; 0: measured */
+    unsigned memory;         /* enum leat_memory: required; LEAT_UNSUPPORTED if unavailable */
     int device;              /* CUDA ordinal, as the process sees them; 0 for LEAT_MEMORY_HOST */
     unsigned flags;          /* LEAT_LOAD_* */
     unsigned reserved;       /* 0 */
@@ -319,23 +331,25 @@ struct leat_view_options {
 /* LEAT_MEMORY_CUDA: batches are handed out while they are still copied: leat_batch_wait_on_stream before each use. */
 #define LEAT_LOAD_ASYNC 1u
 /*
- * LEAT_MEMORY_CUDA: what other nodes send by RDMA lands in the device's memory and is checked there; the rest (shared memory, TCP, what is
- * streamed, labels) goes through the pinned half and is copied around it. _DIRECT: required, with RDMA as the only way to other nodes:
- * LEAT_UNSUPPORTED with the reason. _IF_POSSIBLE: else through pinned memory; leat_view_stat says which. A batch with such bytes is
- * handed out when it is checked, also with LEAT_LOAD_ASYNC. Seen on emulated devices only, not on a GPU.
+ * LEAT_MEMORY_CUDA: bytes that come by RDMA land in the device's memory and are checked there. All others
+ * (shared memory, TCP, streamed samples, labels) go through the slot's pinned memory. _DIRECT: required, with
+ * RDMA as the only transport to other nodes, else LEAT_UNSUPPORTED with the reason. _IF_POSSIBLE: else
+ * through pinned memory; leat_view_stat reports the path. A batch with such bytes is handed out after its
+ * check, also with LEAT_LOAD_ASYNC. Tested on emulated devices, not on a GPU.
  */
 #define LEAT_LOAD_DIRECT             2u
 #define LEAT_LOAD_DIRECT_IF_POSSIBLE 4u
 
 /*
- * Load: allocates, pins and registers the ring of batch buffers, once. Wherever the buffers are, a batch is handed out when its bytes
- * are there and were checked: a kernel on any stream may read it at once (but see LEAT_LOAD_ASYNC).
+ * Load: allocates, pins and registers the ring of batch buffers, once. A batch is handed out when its bytes
+ * are in the buffer and were checked: a kernel on any stream may read it at once (but see LEAT_LOAD_ASYNC).
  *
- * LEAT_MEMORY_PINNED and LEAT_MEMORY_CUDA need NVIDIA's driver (libcuda.so.1, loaded now): LEAT_UNSUPPORTED says what is missing,
- * LEAT_INVALID that there is no such device, -ENOMEM what could not be pinned or allocated. Pinned memory is committed as a whole,
- * slots times the longest batch: set max_batch_bytes where a field is ragged. With LEAT_MEMORY_CUDA each slot is pinned memory
- * ("bounce"), where checksums are compared, and as much memory of the device, to which it is then copied on a stream of
- * the library's own. A copy that fails is -EIO with the driver's words; leat_batch_data is not for the CPU.
+ * LEAT_MEMORY_PINNED and LEAT_MEMORY_CUDA need NVIDIA's driver (libcuda.so.1, loaded now): LEAT_UNSUPPORTED
+ * names what is missing, LEAT_INVALID means no such device, -ENOMEM names what could not be pinned or
+ * allocated. Pinned memory is committed as a whole, slots times the longest batch: set max_batch_bytes where
+ * a field is ragged. With LEAT_MEMORY_CUDA each slot is pinned memory ("bounce"), where checksums are
+ * compared, and as much memory of the device, to which it is then copied on a stream of the library's own. A
+ * copy that fails is -EIO with the driver's words; leat_batch_data is not for the CPU.
  */
 int leat_load(struct leat_ws *ws, const struct leat_view_options *options, struct leat_view **ret_view,
               struct leat_error *err);
@@ -381,84 +395,93 @@ enum leat_memory leat_batch_memory(const struct leat_batch *batch, int *ret_devi
 void leat_batch_release(struct leat_batch *batch);
 
 /*
- * When something that still reads a slot (a copy engine, a kernel) has finished. Either a descriptor that turns readable then, or a
- * function that tells. `finished` is asked now and then by whichever thread looks for a free slot, with locks of the view held: it
- * returns at once and calls nothing of this library. After it has said non-zero (yes, or it cannot tell any more) it is not
- * called again, so it may free what `user` points to. For CUDA: cudaEventQuery(event) != cudaErrorNotReady.
+ * The end of work that still reads a slot (of a copy engine, a kernel): a descriptor that turns readable
+ * then, or a function. Any thread that searches for a free slot may call `finished`, with locks of the view
+ * held: it returns at once and calls nothing of this library. Non-zero means finished, or that it cannot be
+ * determined any more. It is not called again after that, so it may free what `user` points to. For CUDA:
+ * cudaEventQuery(event) != cudaErrorNotReady.
  */
 struct leat_event {
     size_t size;
     int (*finished)(void *user); /* NULL: fd is meant */
     void *user;
-    int fd; /* an eventfd, or anything for poll(2); the library keeps a duplicate. Not looked at beside `finished` */
+    int fd; /* an eventfd, or anything for poll(2); the library keeps a duplicate. Ignored if `finished` is set */
     unsigned reserved;
 };
 /*
- * Gives the slot back once the event has come. Any thread. After a failure the batch is still held. When the view is closed
- * before, the slot's memory stays until the event has come.
+ * Gives the slot back after the event. Any thread. After a failure the batch is still held. If the view is
+ * closed before the event, the slot's memory stays until then.
  */
 int leat_batch_release_after(struct leat_batch *batch, const struct leat_event *event,
                              struct leat_error *err);
 
 /*
- * For views in LEAT_MEMORY_PINNED or LEAT_MEMORY_CUDA; `stream` is a CUstream or cudaStream_t of the view's device, NULL its default
- * stream (1 and 2, CU_STREAM_LEGACY and _PER_THREAD, as well). Neither call waits. -EIO: the driver refused; the batch is still held.
+ * For views in LEAT_MEMORY_PINNED or LEAT_MEMORY_CUDA; `stream` is a CUstream or cudaStream_t of the view's
+ * device, NULL its default stream (1 and 2, CU_STREAM_LEGACY and _PER_THREAD, as well). Neither call waits.
+ * -EIO: the driver refused; the batch is still held.
  *
- * What is put on `stream` from now on runs after the batch has come. Needed with LEAT_LOAD_ASYNC only.
+ * Work put on `stream` from now on runs after the batch has come. Needed with LEAT_LOAD_ASYNC only.
  */
 int leat_batch_wait_on_stream(const struct leat_batch *batch, void *stream, struct leat_error *err);
 /*
- * Gives the slot back once all that is on `stream` by now has finished. As leat_batch_release_after, without an event of your own. -EIO: the
- * device is lost, and uses nothing any more: leat_batch_release. A stream that takes no event now (it refuses, or is being captured) gets it
- * later, and the slot stays in use as long; who waits for a slot hears of a refusal when there is no other. CU_STREAM_PER_THREAD is another
- * stream in each thread: it must not be captured at that moment, since whoever asks later may do so in another thread.
+ * Gives the slot back when all work that is now on `stream` has finished. As leat_batch_release_after,
+ * without an event of the caller's. -EIO: the device is lost, and uses nothing any more: call
+ * leat_batch_release. A stream that takes no event now (it refuses, or is being captured) gets it later, and
+ * the slot stays in use until then. A thread that waits for a slot gets the refusal as its error if no other
+ * slot is left. CU_STREAM_PER_THREAD is another stream in each thread: it must not be captured during this
+ * call, because a later attempt may run in another thread.
  */
 int leat_batch_release_on_stream(struct leat_batch *batch, void *stream, struct leat_error *err);
 
-/* --- a prefix once, in its order ------------------------------------------------------------------------------- */
+/* --- reading a prefix once, in order ----------------------------------------------------------------------------- */
 
 /*
- * What lies below "s3://bucket/prefix" (or "store://bucket/prefix"), each object once, in the order of its list, while the list is still coming: for
- * statistics, checks and conversions, which need no shuffle. The first object does not wait for the last key, and nothing is kept. There is no
- * working set: no length, no numbers that stay, no ranks. Objects come as they are, shards too; hidden ones and marks of folders are left out,
- * as by leat_open. Each is one version of it: what the list said, compared with the server's checksum where there is one.
+ * Reads each object below "s3://bucket/prefix" (or "store://bucket/prefix") once, in the order of the list,
+ * while the list is still coming: for statistics, checks and conversions, which need no shuffle. The first
+ * object does not wait for the last key, and nothing stays in the pool. There is no working set: no length,
+ * no lasting numbers, no ranks. Objects come as they are, shards too. Hidden objects and folder markers are
+ * left out, as by leat_open. All bytes of an object are of the version that the list named, and are compared
+ * with the server's checksum where there is one.
  *
- * The daemon fetches ahead into a window of shared memory, which is part of its pool as long as the scan is open.
+ * The daemon fetches ahead into a window of shared memory, which is part of its pool as long as the scan is
+ * open.
  */
 struct leat_scan;
 struct leat_scan_options {
     size_t size;
-    const char *after; /* key: only those behind it, as of a scan that ended early; NULL: all */
+    const char *after; /* only keys after this one, to continue a scan that ended early; NULL: all */
     /* Of the pool; no object may be larger. 0: 64 MiB, or half of what is free if that is less. */
     uint64_t window_bytes;
     const struct leat_s3_options *s3; /* NULL: all of it from the environment */
     uint64_t timeout_ns;              /* of this call */
 };
-/* LEAT_UNSUPPORTED: a local path, or a web server, which has no lists; LEAT_NO_SPACE: the pool has no room for the window; LEAT_BUSY: too many
- * scans; LEAT_DENIED. Whether there is anything, and may be read, shows in leat_scan_next. */
+/* LEAT_UNSUPPORTED: a local path, or a web server, which has no lists; LEAT_NO_SPACE: the pool has no room
+ * for the window; LEAT_BUSY: too many scans; LEAT_DENIED. An empty or unreadable prefix shows in
+ * leat_scan_next. */
 int leat_scan(struct leat_client *client, const char *uri, const struct leat_scan_options *options,
               struct leat_scan **ret_scan, struct leat_error *err);
 
 struct leat_scan_sample {
     size_t size;
     uint64_t number;  /* 0, 1, ...: for leat_scan_release */
-    const char *key;  /* what follows the prefix; NULL: there are no more. Valid until it is released */
-    const char *etag; /* with its quotes, "" if there is none; as `key` */
+    const char *key;  /* the rest of the key after the prefix; NULL: the end. Valid until the release */
+    const char *etag; /* with its quotes, "" if there is none; valid as `key` */
     int64_t modified; /* seconds since 1970 */
-    const void *data; /* read-only, valid until it is released */
+    const void *data; /* read-only, valid until the release */
     uint64_t bytes;
 };
 /*
- * The next one, in order; another thread's call is waited for. LEAT_NOT_FOUND: nothing lies below the prefix, or the object has gone since it was
- * listed; LEAT_STALE: it has changed; LEAT_CORRUPT, LEAT_DENIED; LEAT_NO_SPACE: it is larger than the window; LEAT_BUSY: what is not released leaves
- * no room for it. After LEAT_BUSY, LEAT_TIMED_OUT and LEAT_CANCELED it may be called again, and nothing is left out; other
- * errors stay.
+ * The next object, in order; waits for another thread's call. LEAT_NOT_FOUND: nothing lies below the prefix,
+ * or the object vanished after the list named it; LEAT_STALE: it has changed; LEAT_CORRUPT, LEAT_DENIED;
+ * LEAT_NO_SPACE: it is larger than the window; LEAT_BUSY: objects not yet released fill the window. After
+ * LEAT_BUSY, LEAT_TIMED_OUT and LEAT_CANCELED it may be called again, and leaves out nothing. Other errors
+ * are final.
  */
 int leat_scan_next(struct leat_scan *scan, uint64_t timeout_ns, struct leat_scan_sample *ret_sample,
                    struct leat_error *err);
-/* Its data is not looked at any more: in any order, from any thread, once each. Room is used again in order. */
+/* Releases an object's data: in any order, from any thread, once each. Window room is used again in order. */
 void leat_scan_release(struct leat_scan *scan, uint64_t number);
-/* At any object; no data of it may be looked at any more. NULL is fine. */
+/* Ends the scan at any object; all its data becomes invalid. NULL is fine. */
 void leat_scan_close(struct leat_scan *scan);
 
 /* --- epoch order ----------------------------------------------------------------------------------------------- */
@@ -470,7 +493,7 @@ void leat_scan_close(struct leat_scan *scan);
  */
 #define LEAT_ORDER_SEQUENTIAL UINT64_MAX
 #define LEAT_ORDER_GROUP      16u
-struct leat_order { /* of this size for good: a value that may be copied */
+struct leat_order { /* a value that may be copied; its size never changes */
     uint64_t n, seed, epoch, block;
     uint64_t key[4]; /* private from here: filled by leat_order_init */
     uint64_t a, b, ga, gb;
@@ -547,13 +570,14 @@ struct leat_iter_options {
     size_t size;
     uint64_t seed, epoch;
     uint64_t block; /* as in leat_order */
-    /* LEAT_SHUFFLE_AUTO overrides block. The choice depends on this host's pool: ranks of several
-                                  hosts agree by taking leat_iter_block of rank 0 as their block */
+    /* LEAT_SHUFFLE_AUTO overrides block. The choice depends on this host's pool: ranks of several hosts
+     * agree by taking leat_iter_block of rank 0 as their block */
     unsigned flags;
     unsigned rank, world_size; /* 0, 0: one rank */
     uint64_t first_position;   /* global position to start at: resume */
-    /* The last, short step: 0: is dropped; 1: is delivered, possibly shorter on some ranks; 2: is padded to batch_size on
-     * all ranks, with the epoch's first positions again: what stands at a position >= the epoch's length is padding */
+    /* The last, short step: 0: is dropped; 1: is delivered, possibly shorter on some ranks; 2: is padded
+     * to batch_size on all ranks, with the epoch's first positions again: samples at positions >= the
+     * epoch's length are padding */
     int keep_tail;
     unsigned ahead; /* batches read ahead by the iterator's thread; 0: slots - 1; at most slots - 1 */
     /* Not NULL: ids of the caller's instead of an order. This rank's samples, one batch after another, of which batch b ends
@@ -605,7 +629,7 @@ struct leat_push_field {
     size_t size;
     const void *data; /* the values of the samples, one after another */
     uint64_t bytes;   /* of all of data */
-    /* Of a raw field: the bytes of each value, which must be what it was created with. NULL for fixed ones */
+    /* Of a raw field: the bytes of each value, as given to leat_create. NULL for fixed ones */
     const uint64_t *lengths;
     uint64_t nlengths; /* numbers in lengths: n, or 0 */
 };
