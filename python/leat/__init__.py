@@ -66,7 +66,7 @@ if _TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name == "prep":  # loads libjpeg, so not before somebody asks
+    if name == "prep":  # loads libjpeg, so only on first use
         import importlib
 
         return importlib.import_module(".prep", __name__)

@@ -154,7 +154,7 @@ class RandomResizedCrop(_Transform):
 
 class CenterCrop(_Transform):
     """torchvision's Resize(resize, antialias=True), CenterCrop(size), normalisation: what validation does. `resize` is the shorter edge in
-    pixels before the crop; the other options are RandomResizedCrop's, but exact=True unless told otherwise: figures of a validation are
+    pixels before the crop; the other options are RandomResizedCrop's, but exact=True by default: figures of a validation are
     compared with those of others."""
 
     def __init__(self, size: int | tuple[int, int], *, resize: int = 256, interpolation: str = "bilinear", dtype: str = "float32",

@@ -2,15 +2,15 @@
 /*
  * fast_iter.c: FastIter: the way of batches that need no Python: from the iterator to the loop. BatchBase: what a batch is made of.
  *
- *   next ──▶ armed? ──▶ leat_next ──▶ a batch object with its slot in it ──▶ counted here, told about once a second
- *              └─ no ──▶ self._step(): Python (epoch.py) does one step, and arms the lane where the next ones are plain
+ *   next ──▶ armed? ──▶ leat_next ──▶ a batch object with its slot in it ──▶ counted here, reported about once a second
+ *              └─ no ──▶ self._step(): Python (epoch.py) does one step, and arms this path where the next ones are plain
  *
- * leat._loader.epoch.Epoch is a FastIter. What is counted here it takes over (take) before anybody looks: a state, stats, a report.
+ * leat._loader.epoch.Epoch is a FastIter. It takes over these counters (take) before each use: a state, stats, a report.
  *
  * Failure modes: a sample that cannot be read disarms: Python reads the step again, and names, replaces or raises. Whatever else the
  * library says is raised, and the next call tries again.
- * Invariants: one thread is inside at a time, as steps come in order; a signal handler that runs inside may come in again. What is counted has
- * a lock of its own, so that nobody who looks waits for a batch.
+ * Invariants: one thread is inside at a time, as steps come in order; a signal handler that runs inside may enter again. The counters have
+ * a lock of their own, so that no reader of them waits for a batch.
  */
 #include "module.h"
 
@@ -287,7 +287,7 @@ static PyObject *next_plain(struct fast_iter_object *self, bool *ret_step)
         return NULL;
     struct leat_error err = {0};
     struct leat_batch *batch = NULL;
-    Py_INCREF((PyObject *)iter); /* a signal handler may arm the lane anew */
+    Py_INCREF((PyObject *)iter); /* a signal handler may arm it again */
     int rc = iter_take(iter, self->timeout_ns, &batch, &err);
     bool raised = PyErr_Occurred() != NULL, left = self->left && self->iter == iter;
     PyObject *result = NULL;
@@ -312,7 +312,8 @@ static PyObject *next_plain(struct fast_iter_object *self, bool *ret_step)
     return result;
 }
 
-/* Progress is told by Python. A signal handler that raised in it is heard when the loop comes back: this batch is delivered. */
+/* Python reports progress. An error that a signal handler raises in it comes with the next step: this
+ * batch is delivered. */
 static void tell(struct fast_iter_object *self)
 {
     PyObject *told = PyObject_CallMethod((PyObject *)self, "_tell", NULL);

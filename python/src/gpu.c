@@ -123,7 +123,7 @@ static PyObject *buffer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return (PyObject *)self;
 }
 
-/* 1: the device does something with it. 0: no. -errno: nobody can tell yet. */
+/* 1: the device uses it. 0: it does not. -errno: not known yet. */
 static int buffer_state(struct buffer_object *self, struct leat_error *err)
 {
     if (self->copying && gpu_buffer_busy(self->buffer, NULL) > 0)
@@ -240,7 +240,7 @@ static PyObject *buffer_use(struct buffer_object *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* idle() -> the device does nothing with it. Raises where that cannot be told. */
+/* idle() -> the device does not use it. Raises where that is not known. */
 static PyObject *buffer_idle(struct buffer_object *self, PyObject *none)
 {
     if (!buffer_check(self))

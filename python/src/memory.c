@@ -114,7 +114,7 @@ static PyObject *memory_make(PyTypeObject *type, struct holder_object *holder, u
     if (self)
         self->keeps = rc == 0 && (keeps || self->cuda >= 0);
     if ((!self || !self->keeps) && gate_leave(&holder->gate))
-        holder_drop(holder); /* released meanwhile by another thread */
+        holder_drop(holder); /* another thread released it during this call */
     if (rc)
         Py_CLEAR(self);
     return (PyObject *)self;
@@ -288,7 +288,7 @@ static void delete_versioned(struct dl_managed_versioned *managed)
     box_free(managed->context);
 }
 
-/* A consumer renames the capsule that it takes; only one that nobody took is ours to free. */
+/* A consumer renames the capsule that it takes; only one that was never taken is ours to free. */
 static void capsule_free(PyObject *capsule)
 {
     struct dl_box *box = NULL;

@@ -11,7 +11,7 @@
  *   errors.c  exceptions: shared with the other extensions
  *
  * Invariants
- *  - A handle is freed once, by whoever leaves its gate last after it was closed: a call in another thread, an array over
+ *  - A handle is freed once, by the last to leave its gate after it was closed: a call in another thread, an array over
  *    a slot and close() may come in any order. Nothing here relies on the GIL for that.
  *  - A handle made before fork() is neither used nor freed by the child: its memory is the parent's business.
  *  - The GIL is released around everything that may wait or copies much. Waits end on Ctrl-C: the library asks
@@ -117,7 +117,8 @@ void holder_drop(struct holder_object *holder);
 PyObject *holder_of_batch(struct ring_object *ring, struct leat_batch *batch);
 /* The same of a sample that leat_scan_next gave, inside the scan's gate, which is left with it. */
 PyObject *holder_of_sample(struct scan_object *scan, const struct leat_scan_sample *sample);
-/* leat_next without the GIL, from inside the gate. What a signal handler raised meanwhile is set: then there is no batch. */
+/* leat_next without the GIL, from inside the gate. If a signal handler raised, its error is set and there
+ * is no batch. */
 int iter_take(struct iter_object *iter, uint64_t timeout_ns, struct leat_batch **ret_batch,
               struct leat_error *err);
 /* Ends an iterator whose gate was left last. */

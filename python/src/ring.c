@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ring.c: Ring (a view of libleat: slots that batches land in), Iter (an epoch read ahead), Holder (a batch, or a lease).
+ * ring.c: Ring (a view of libleat: slots that batches land in), Iter (an epoch read ahead), Holder (a batch,
+ * or a lease).
  *
- * A Holder gives its slot or lease back when it was released and no array over it is left, or when it is collected:
- * a slot is never written while somebody can see it.
+ * A Holder gives its slot or lease back when it was released and no array over it is left, or when it is
+ * collected: a slot is never written while an array or a batch refers to it.
  */
 #include "module.h"
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scan.c: Scan: a prefix elsewhere, once, in its order; each sample a Holder, which keeps its bytes in the window. */
+/* scan.c: Scan: a remote prefix, once, in its order; each sample a Holder, which keeps its bytes in the
+ * window. */
 #include "module.h"
 
 #include <string.h>
 
-/* Tells the daemon, and unmaps the window. */
+/* Ends the scan at the daemon, and unmaps the window. */
 static void scan_drop(struct scan_object *self)
 {
     struct away away = away_begin();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* set.c: Set: one working set: what the index tells, single samples, push and verify. */
+/* set.c: Set: one working set: what the index holds, single samples, push and verify. */
 #include "module.h"
 
 #include <stdlib.h>
@@ -50,7 +50,7 @@ static void set_dealloc(struct set_object *self)
     object_free((PyObject *)self);
 }
 
-/* --- what the index tells: no waiting, the GIL is kept ------------------------------------------------------------- */
+/* --- what the index holds: no waiting, the GIL is kept ------------------------------------------------------------- */
 
 static PyObject *set_length(struct set_object *self, void *closure)
 {

@@ -101,7 +101,7 @@ def check_function(name: str, function: Any, call: str, *, count: int) -> None:
         raise TypeError(f"{name}={function!r}: a function, called as {call}")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of C, say: it will tell when it is called
+    except (TypeError, ValueError):  # a function of C, say: its call raises the error
         return
     try:
         signature.bind(*[None] * count)

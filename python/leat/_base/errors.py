@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions of leat: one for each condition that a caller is expected to tell apart."""
+"""The exceptions of leat: one for each condition that a caller may handle."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ DECODERS: dict[str, Decoder] = {
 #: Values of these are numbers: one array of int64 a batch.
 SCALARS = (decode_cls,)
 
-#: What values look like: of one field the str of its dtype; of records, of which that tells no fields, the dtype.
+#: The form of values: the str of a dtype; for records the dtype, as its str has no fields.
 Kind = Union[str, "np.dtype[Any]"]
 #: Of each name: (dtype, shape) of every value, or None where values have no shape in common.
 Layout = dict[str, "tuple[Kind, tuple[int, ...]] | None"]

@@ -3,7 +3,7 @@
 
 Happy path: the ranks look at the headers of their share of the pictures and push the sizes into a small set; when it is whole, rank 0 creates
 the set of pixels, and each rank decodes and pushes its share. Both sets have names made of the source's fingerprint and the parameters, and what
-is in them depends on these alone: so a rank that comes late, or a job that is started again, goes on with what is there.
+is in them depends on these alone: so a late rank, or a restarted job, continues with what is there.
 
 A sample's picture is a binary PPM: a header with its size, and its pixels. Failure modes: a picture that cannot be decoded keeps the
 bytes that it has (cut or filled up with zeros to the room that its header asked for): who reads it meets the same error as in the source. A rank that
@@ -39,7 +39,7 @@ _MAX_EDGE = 8192  # PREP_MAX_OUT
 def decoded(ws: WorkingSet, *, field: str | None = None, shorter: int | None = 256, name: str | None = None, threads: int = 0,
             orient: bool = True, max_pixels: int = 0, rank: int | None = None, world_size: int | None = None, timeout: float = 3600.0) -> WorkingSet:
     """The set `ws` with its pictures decoded, in the pool: all ranks call it, share the work, and get the same set. It has the
-    same samples, keys and fields; what took `fields=` and `transform=` of leat.prep goes on working, and only crops.
+    same samples, keys and fields; `fields=` and `transform=` of leat.prep still work, and only crop.
 
     field     which one has the pictures; else "jpg", "jpeg", "png", or the only raw one
     shorter   edges are brought to this shorter one (never enlarged); None: as they are
@@ -189,7 +189,7 @@ class _Work:
         try:
             return _created(name, fields, n, None if numbered else list(ws.keys()), lengths, ws)
         except Error:
-            made = _find(name, ws)  # somebody was faster
+            made = _find(name, ws)  # another rank was faster
             if made is None:
                 raise
             return made

@@ -202,7 +202,7 @@ class DeviceSlots(Slots):
             pass
 
     def _look(self) -> Error | None:
-        """Frees slots that nothing uses any more. What is wrong with one of which that cannot be told."""
+        """Frees slots that nothing uses any more. Returns the error of a slot whose state is unknown, if any."""
         wrong = None
         for number in self.draining[:]:
             try:

@@ -52,7 +52,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
     def __init__(self, config: Config, steps: Steps, start: int, owner: object) -> None:
         self._owner = owner  # lives as long as its pass: it closes what they share
         self._config, self._source, self._steps, self._first = config, config.source, steps, start
-        self._epoch = config.course.epoch  # the loader's is that of the next pass, once somebody sets it
+        self._epoch = config.course.epoch  # once set_epoch is called, the loader's epoch is that of the next pass
         self._iter: RawIter | None = None
         self._closed = self._finished = False
         self.replaced = False  # by another pass of the loader
@@ -306,7 +306,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         self._jobs.popleft()
         self._mend_prepared(job, step)
         job.raw = None
-        self._submit_ahead()  # the workers go on while this one is copied, and the loop computes
+        self._submit_ahead()  # the workers continue while this one is copied, and the loop computes
         self._send_ahead(job)
         job.lease.deliver(len(job.ids), config.timeout)
         return self._finish(job, step)
@@ -405,7 +405,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
     # --- the loop ---
 
     def _settle(self) -> None:
-        """Takes over what the FastIter counted: before anybody looks at the loader."""
+        """Takes over what the FastIter counted: before any reader of the loader's figures."""
         counted = self.take()
         if counted is None:
             return

@@ -129,7 +129,7 @@ class Loader(Iterable[Any]):
     num_workers   threads or processes for decoding and the transform; 0: one thread, for leat.prep alone this rank's share of the cores
     workers       "thread"; "process"; or "fork", "spawn", "forkserver"
     prefetch      batches ahead
-    drop_last     True: leave out the last, short step. False: fill it up; `batch.valid` tells. All ranks make the same number of steps
+    drop_last     True: leave out the last, short step. False: fill it up; `batch.valid` marks it. All ranks make the same number of steps
     device        where batches are to be: "cpu"; "cuda", "cuda:1", a torch.device: in that GPU's memory, copied there ahead
     pin_memory    batches in page-locked memory, for copies to a GPU of your own
     timeout       seconds that a batch may take to come: 30; math.inf
@@ -168,7 +168,7 @@ class Loader(Iterable[Any]):
                  max_errors: int | None = None, rank: int | None = None, world_size: int | None = None, replication: int = 1,
                  skip_ranges: Iterable[Sequence[int]] = (), resume_epoch: bool = False, job: str | None = None, pattern: str | None = None,
                  extensions: core.Extensions | None = None, device_copy: str = "bounce") -> None:
-        self._epoch_ref: weakref.ref[Epoch] | None = None  # who iterates keeps it: it ends when nobody does any more
+        self._epoch_ref: weakref.ref[Epoch] | None = None  # the iterating code keeps it: it ends with its last reference
         batch_size, prefetch = whole("batch_size", batch_size, 1), whole("prefetch", prefetch, 1)
         num_workers, seed = whole("num_workers", num_workers, 0), seed_of(seed)
         max_errors = None if max_errors is None else whole("max_errors", max_errors, 0)
@@ -268,7 +268,7 @@ class Loader(Iterable[Any]):
             inner.set_epoch(self._course.epoch)
         if self._course.sampler_state is None:
             self._course.sampler_state = self._state_of_sampler()
-        elif hasattr(source, "load_state_dict"):  # the epoch was begun before, and begins anew
+        elif hasattr(source, "load_state_dict"):  # the epoch was begun before, and begins again
             source.load_state_dict(copy.deepcopy(self._course.sampler_state))
         return len(source) if isinstance(source, Sized) else 0
 
@@ -390,7 +390,7 @@ class Loader(Iterable[Any]):
         return epoch
 
     def _close_epoch(self, replaced: bool = False) -> None:
-        """`replaced`: another pass takes its place, and who goes on with this one is to be told."""
+        """`replaced`: another pass takes its place, and a further step of this one is to be an error."""
         epoch = self._epoch_ref() if self._epoch_ref is not None else None
         if epoch is not None:
             epoch.replaced = replaced
@@ -448,7 +448,7 @@ class Loader(Iterable[Any]):
         return _state.of_loader(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state` was taken: at the next sample, whatever the batch size, the workers and the number of ranks
+        """Continues where `state` was taken: at the next sample, whatever the batch size, the workers and the number of ranks
         are now. The state's seed is taken. `leat.Stale`: it is of another dataset; ValueError: of another kind of loader. With a
         `batch_sampler` one of its batches has to end there: `iter()` raises ValueError where none does."""
         self._warn_of_sampler()

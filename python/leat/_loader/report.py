@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loader tells the daemon how far it is, about once a second, for `leat top` and `leat status`.
+"""A loader reports its progress to the daemon, about once a second, for `leat top` and `leat status`.
 
 Never waits and never raises: what the daemon does not take now stands in the next report, and a daemon that is gone is the next batch's matter.
 """
@@ -90,7 +90,7 @@ class Reporter:
         return self._sample_bytes
 
     def may_end(self, now: float) -> bool:
-        """The end of an epoch is told out of turn: what follows may be a long validation. Not of epochs that are shorter than a blink."""
+        """The end of an epoch is reported at once, as a long validation may follow. Not for very short epochs."""
         return not self._marks or now - self._marks[-1][0] >= EVERY_S / 10
 
     def tell(self, config: Config, flags: int = 0) -> None:
@@ -100,7 +100,7 @@ class Reporter:
             if self._looks and config.groups > 1 and not flags:
                 self._looks -= 1
                 threading.Thread(target=self._look, args=(config.source.sets[0]._client.socket,), daemon=True, name="leat-look").start()
-        except Exception as error:  # whatever it is, training goes on
+        except Exception as error:  # no error of a report stops the training
             _log.debug("no report: %s", error)
         self.report_at = now + EVERY_S
 

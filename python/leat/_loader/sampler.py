@@ -96,7 +96,7 @@ class Sampler:
                 "length": self._n, "fingerprint": self._fingerprint, "shuffle": self._shuffle, "mixture": self._mixture}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on there, also with another batch size or number of ranks."""
+        """Continues there, also with another batch size or number of ranks."""
         if not isinstance(state, Mapping) or state.get("kind") != "leat.Sampler" or state.get("version") != STATE_VERSION:
             raise ValueError("this is not the state of a leat.Sampler of this release")
         for name in ("length", "fingerprint", "shuffle", "seed", "epoch", "samples"):

@@ -60,7 +60,7 @@ class _Part:
 class Slots:
     """Output slots in one memory: of this process, or a memfd that workers map. A slot begins with the ids of its batch."""
 
-    #: Batches go on from here (device.py): what is prepared is sent ahead.
+    #: True: prepared batches are copied on, ahead of the loop (device.py).
     sends = False
 
     def __init__(self, layout: Layout, batch_size: int, count: int, *, shared: bool, fd: int = -1,
@@ -111,7 +111,7 @@ class Slots:
         self.free.append(lease.number)
 
     def wait_free(self, timeout: float | None) -> bool:
-        """Waits for a slot that nobody holds but that is not free yet. False: there is none."""
+        """Waits for a slot that is released but not free yet. False: there is none."""
         return False
 
     def close_fd(self) -> None:

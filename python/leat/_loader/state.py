@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a `leat.Loader`: made, checked, loaded; and what it tells of past batches. See docs/decisions/0062-loader.md.
+"""The state of a `leat.Loader`: made, checked, loaded; and what it says of past batches. See docs/decisions/0062-loader.md.
 
 Version 2 has "runs": [epoch, samples, global batch, batch size] wherever the size of a step changed, from the first pass on; so that
 steps, which are counted from the start of an epoch through all restarts, can be found again. Version 1 had none; it is still read.

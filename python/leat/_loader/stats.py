@@ -45,7 +45,7 @@ def of_loader(config: Config) -> dict[str, Any]:
         found["fetch_s"] = found["wait_s"]
     recent = list(config.recent)
     waits = [one[0] for one in recent]
-    # Fewer than before: a child of a fork, which counts anew.
+    # Fewer than before: a child of a fork, which counts from 0 again.
     local, streamed, remote = (now - before if now >= before else now for now, before in zip(by_source(), config.bytes_before))
     found["bytes_local"], found["bytes_streamed"], found["bytes_remote"] = local, streamed, remote
     found["wait_p50_s"], found["wait_p99_s"] = quantile(waits, 0.5), quantile(waits, 0.99)
@@ -79,7 +79,7 @@ def judge(config: Config, recent: list[One]) -> tuple[str, str]:
         return "unknown", "let it run for some batches"
     wait = sum(one[0] for one in recent[1:])
     wall = wait + sum(one[1] for one in recent[1:])
-    busy, read, copy = (max(0.0, recent[-1][k] - recent[0][k]) for k in (2, 3, 4))  # an engine that was started anew counts from 0
+    busy, read, copy = (max(0.0, recent[-1][k] - recent[0][k]) for k in (2, 3, 4))  # a restarted engine counts from 0
     if wait <= 0.05 * wall:
         return "consumer-bound", "nothing: batches are there before they are requested"
     if copy >= 0.5 * wait:

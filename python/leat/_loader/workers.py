@@ -145,7 +145,7 @@ class Work:
             array = np.asarray(value) if fixed else None
             if array is None or array.dtype.hasobject:
                 self.layout[name] = None
-            else:  # of records the str tells no fields
+            else:  # the str of records has no fields
                 self.layout[name] = (array.dtype if array.dtype.names else array.dtype.str, array.shape)
 
     def store(self, outs: dict[str, Array], loose: Loose, i: int, made: dict[str, Any]) -> None:
@@ -321,7 +321,7 @@ class Threads:
         self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
         if work.stages is not None and work.in_c:
             work.stages.start(self.workers)
-        # C's threads share the samples of a whole batch among themselves; a second driver is there with the next batch meanwhile.
+        # C's threads share the samples of a whole batch among themselves; a second driver prepares the next batch concurrently.
         self._drivers = 2 if work.in_c else self.workers
         self._threads = [threading.Thread(target=_thread_main, args=(work, slots, w, self._tasks, self._done), daemon=True,
                                           name=f"leat-prep-{w}") for w in range(self._drivers)]
@@ -529,7 +529,7 @@ class Processes:
                 process.kill()
             else:
                 try:
-                    conn.send(None)  # closing alone does not tell: workers forked later hold copies of this end
+                    conn.send(None)  # closing is not enough: workers forked later hold copies of this end
                 except OSError:
                     pass
         for conn in self._conns:
@@ -738,7 +738,7 @@ def _child_main(conn: Any, make: Callable[[], Any]) -> None:
 
 
 def forks() -> bool:
-    """Whether processes are forked here, if nobody says how they are to start."""
+    """Whether processes are forked here, if no start method is given."""
     from multiprocessing import get_context
 
     return get_context().get_start_method() == "fork"

@@ -189,7 +189,7 @@ class Batch(_leat.BatchBase, Named):
         self._fields = fields
         self._set = ws
         self._values: dict[str, Value] = {}
-        self._ids: npt.NDArray[np.uint64] | bytes  # an array when somebody asks for it
+        self._ids: npt.NDArray[np.uint64] | bytes  # an array after the first use of `ids`
         self._n, self.position, self.slot, self._ids = holder.info()
 
     def __len__(self) -> int:
@@ -423,7 +423,7 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
 
     seed, epoch     which order
     shuffle         "full"; "block:N", blocks of N samples mixed, so that disks are read in runs; False, as stored; "auto":
-                    full for sets in the pool, blocks for sets larger than it (`.shuffle` of the result tells)
+                    full for sets in the pool, blocks for sets larger than it (`.shuffle` of the result has the choice)
     rank, world_size  else of torch.distributed, RANK and WORLD_SIZE, Slurm or Open MPI; else one process
     drop_last       leave out the last, short step, so that all ranks get the same number of batches
     start           position in the epoch's order to start at, over all ranks: `batch.position` of a batch not yet seen
@@ -431,8 +431,8 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
     fields          names of the fields that are wanted: all
     device          where batches are to be: "cpu"; "pinned", page-locked for copies to a GPU; "cuda:N" or a torch.device: fields are
                     then `CudaArray`s. `leat.Unsupported` where NVIDIA's driver is missing
-    transport       what to read by: "shm", "tcp", "rdma", "shm+tcp", "shm+rdma" are required, an error where they cannot be had;
-                    "auto": shared memory on this host, RDMA where both ends have it, else TCP (`ws.stat().transport` tells).
+    transport       what to read by: "shm", "tcp", "rdma", "shm+tcp", "shm+rdma" are required, an error where they are unavailable;
+                    "auto": shared memory on this host, RDMA where both ends have it, else TCP (`ws.stat().transport` names it).
                     None: $LEAT_TRANSPORT, else auto
     device_copy     of batches on a GPU: "bounce", through pinned memory; "direct": what other hosts send by RDMA goes straight into the
                     GPU's memory and is checked there, an error where that cannot be had; "auto": the same where it can

@@ -108,7 +108,7 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
     """Opens a dataset. Returns at once: it is read into the pool in the background, and a read waits for its own samples only.
 
     uri       a .npy file, an HDF5 file, a folder of files, a tar shard or folder of shards; a dict {field: path} of several
-              arrays as fields; or "leat://NAME" for a working set in the pool. Folders and files may lie elsewhere:
+              arrays as fields; or "leat://NAME" for a working set in the pool. Folders and files may be remote:
               "s3://bucket/prefix", "https://host/shard-{000..099}.tar". A str may be a "file:///path" URI, percent-encoded;
               a path object, and bytes, are a path whatever they hold
     name      makes an explicit working set, which stays in the pool until dropped; without, it goes with its last user

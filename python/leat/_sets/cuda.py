@@ -27,7 +27,7 @@ class CudaArray:
     """One field of a batch on a CUDA device: `torch.from_dlpack(array)`, `cupy.asarray(array)`, `jax.dlpack.from_dlpack(array)`.
 
     The slot stays while the array, or what was made of it, exists. The bytes are there already: no stream need wait for
-    them. Work on them that is on another stream than the default one when the last array goes must be told of:
+    them. Declare work that another stream than the default one may still do when the last array goes:
     `batch.record_stream(stream)`.
     """
 

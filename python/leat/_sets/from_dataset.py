@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`leat.from_dataset`: ranks read any map-style dataset, each its share, and push it into the pool.
 
-Happy path: rank 0 learns the fields from the first samples, creates the set and says so; every rank reads its share chunk by chunk and
+Happy path: rank 0 learns the fields from the first samples, creates the set and announces it; every rank reads its share chunk by chunk and
 pushes it; all return when all of it is there. Fields of differing lengths must be known by length when the set is created: then each rank
 puts what it reads in a file without a name (`spool`) and pushes lengths; rank 0 creates the set from these; the files are pushed.
 
@@ -42,7 +42,7 @@ _log = logging.getLogger("leat")
 _LEARN = 8  # samples that say what the fields are
 _CHUNK_BYTES = 16 << 20
 _CHUNK_SAMPLES = 4096
-_CHUNK_S = 1.0  # chunks are made so small that one takes about this long: others see that it goes on
+_CHUNK_S = 1.0  # a chunk takes about this long, so that other ranks see progress
 _POLL_S = 0.02
 _LOOK_S = 0.5  # between two looks for a failure of others
 _LINGER_S = 5.0  # rank 0 waits so long for the others to have read why
@@ -68,7 +68,7 @@ def from_dataset(dataset: Any, *, name: str | None = None, version: str | None =
     fields     names of the fields that are wanted, or of the parts of a tuple; or {name: (dtype, shape), or a dtype, bytes, str, "npy", None}
     batch      samples that are asked for at once; chosen by their size
     num_workers  threads that read. The dataset must allow it
-    timeout    seconds without any progress of any rank after which the others give up
+    timeout    seconds without any progress of any rank after which the others stop
     spool      folder for samples of differing lengths on their way: on a disk, not in memory. $TMPDIR, else /var/tmp
     rank, world_size, job, socket, pool, public, progress   as of `leat.Loader` and `leat.open`
 
@@ -360,7 +360,7 @@ class _Making:
                           f"{', '.join(c.name + ' ' + str(c) for c in self._source.columns)}: give another version, or drop it")
 
     def _look_for_it(self, left: bool) -> None:
-        """Waits for one that another job is filling; drops one that nobody fills. `left`: this job left something behind."""
+        """Waits for a set that another job fills; drops an abandoned one. `left`: this job left something behind."""
         deadline = _Deadline(_LOOK_S if left else self._timeout)
         while True:
             now = self._resident()
@@ -393,7 +393,7 @@ class _Making:
         return f"{self._full}~failed-{ranks.key(0)}"
 
     def _lead(self) -> WorkingSet | None:
-        """Rank 0: the set, if it can be created at once. The others are there, and told."""
+        """Rank 0: the set, if it can be created at once. The others are there, and notified."""
         ranks, word = self._ranks, f"{_rows.dump(self._source.columns)}\n{self._source.n}".encode()
         if len(word) > _WORD_BYTES and self._world > 1:
             raise Invalid(f"{len(self._source.columns)} fields are more than ranks can exchange: choose some with fields=")
@@ -572,7 +572,7 @@ class _Making:
         return error
 
     def _give_up(self, error: BaseException) -> None:
-        """Tells the others, unless it was they who told, and leaves nothing half."""
+        """Reports the error to the other ranks, unless it came from them, and drops the incomplete set."""
         try:
             ranks = self._ranks
             if ranks is not None and self._world > 1 and not _is_told(error):
@@ -580,7 +580,7 @@ class _Making:
                 try:
                     failed = core.create(self._failed_name(ranks), {"word": ("u1", (_WORD_BYTES,))}, 1, **self._options, **self._where)
                     failed.push(0, _padded(word.encode("utf-8", "replace")[:_WORD_BYTES], failed))
-                except Invalid:  # somebody was first
+                except Invalid:  # another rank was first
                     pass
             # Before rank 0's word there was nothing of ours under the user's name.
             if (self._mine or self._go) and self._whole_or_none() is False:

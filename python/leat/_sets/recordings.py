@@ -169,7 +169,7 @@ class _Kept:
                 raise
             entry.value = value
             with self._lock:
-                if self._entries.get(key) is entry:  # else it was cleared meanwhile
+                if self._entries.get(key) is entry:  # else it was cleared during the read
                     entry.copied = 0 if entry.view is not None else value.nbytes
                     self.bytes += entry.copied
                     entry.viewed = entry.view is not None

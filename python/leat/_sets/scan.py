@@ -45,7 +45,7 @@ class ScanSample:
 
 class Scan:
     """An iterator of `ScanSample`, made by `leat.scan`. It ends with its last sample, with `close()`, with `with`, or when it is collected. After an
-    error that passes (`leat.Busy`, `leat.TimedOut`, Ctrl-C) it goes on where it was; `last` is the key to go on behind by another one."""
+    error that passes (`leat.Busy`, `leat.TimedOut`, Ctrl-C) it continues where it was; another scan continues after `last`, the last key."""
 
     def __init__(self, handle: _leat.Scan, client: _leat.Client, timeout_ns: int) -> None:
         self._handle, self._client, self._timeout_ns = handle, client, timeout_ns

@@ -78,7 +78,7 @@ class Stat:
 
 
 class View(_leat.Memory):
-    """A sample's bytes in the pool, without a copy: read-only, and leased: the set cannot be dropped meanwhile.
+    """A sample's bytes in the pool, without a copy: read-only, and leased: until its release only a drop by force succeeds.
 
     `array` (or `numpy.asarray(view)`, or the buffer protocol) looks at it. The lease ends with `release()`, with `with`, or when
     the view is collected; arrays over it prolong it until they are gone.
@@ -196,7 +196,7 @@ class WorkingSet:
     `len(ws)`, `ws[i]` and `ws[key]` make it a map-style dataset, as torch.utils.data.DataLoader takes it; samples are private
     copies. `ws.read_batch(ids)` and `leat.batches(ws, ...)` are the fast ways, `ws.view(i)` the one without any copy.
 
-    It may be used from any thread, pickles as its address (the samples stay in the pool), and connects anew by itself in
+    It may be used from any thread, pickles as its address (the samples stay in the pool), and connects again by itself in
     the child of a fork.
 
     >>> len(ws), ws.fields
@@ -256,7 +256,7 @@ class WorkingSet:
 
     @property
     def uri(self) -> str:
-        """The address: 'leat://NAME', or the canonical source; `leat.open` with it opens the same set elsewhere."""
+        """The address: 'leat://NAME', or the canonical source; `leat.open` with it opens the same set in another process."""
         return self._uri
 
     @property
@@ -513,7 +513,7 @@ class WorkingSet:
             except ValueError:
                 if ring is self._ring or self._closed:
                     raise
-                # another thread has replaced the ring by a larger one meanwhile
+                # another thread has replaced the ring by a larger one
         batch = Batch(holder, self._fields, self)
         if out is not None:
             _copy_out(batch, out)
