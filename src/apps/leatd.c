@@ -347,8 +347,9 @@ static int serve(const struct config *config, const struct serve_config *listene
 }
 
 /*
- * `leatd --find-credentials [PROFILE]`, for libleat.so, which has neither TLS nor an XML parser: S3's credentials as the environment that we
- * were started with has them, or why there are none, to a pipe. For nobody's eyes.
+ * `leatd --find-credentials [PROFILE]`, for libleat.so, which has neither TLS nor an XML parser: S3's
+ * credentials as our initial environment has them, or the reason why there are none, to a pipe. Not for
+ * people.
  */
 static int find_credentials(const char *profile)
 {
@@ -381,7 +382,7 @@ static int find_credentials(const char *profile)
 
 int main(int argc, char **argv)
 {
-    signal(SIGPIPE, SIG_IGN); /* whoever started us may be gone before we can tell him why we do not serve */
+    signal(SIGPIPE, SIG_IGN); /* the starting process may exit before we can report why we do not serve */
     log_set_output(STDERR_FILENO, "leatd");
     if (argc >= 2 && argc <= 3 && strcmp(argv[1], "--find-credentials") == 0)
         return find_credentials(argc == 3 ? argv[2] : NULL);

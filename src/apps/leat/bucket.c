@@ -2,9 +2,11 @@
 /*
  * bucket.c: `leat bucket create`: a bucket of `leat serve`, alone or in front of a remote one.
  *
- * Happy path: options, and a file of settings under them, become the JSON that the server keeps; the bucket is made by S3's CreateBucket, signed
- * as any request; then its list is begun, which asks the remote: a wrong name or key shows now, not when a job reads.
- * Failure modes: the server says what is wrong with a setting; a remote that does not answer leaves the bucket there, and says so.
+ * Happy path: options, and a file of settings under them, become the JSON that the server keeps; the bucket
+ * is made by S3's CreateBucket, signed as any request; then its list is begun, which asks the remote: a wrong
+ * name or key shows now, not when a job reads.
+ * Failure modes: the server names a wrong setting; if the remote does not answer, the bucket stays and the
+ * command reports the cause.
  * Invariants: nothing secret is an option (`ps` shows those), is printed, or goes to Amazon.
  */
 #include <stdio.h>
@@ -27,7 +29,7 @@ enum {
 };
 
 const struct cli_option bucket_options[] = {
-    {OPT_REMOTE, "remote", "URL", "what it stands in front of: s3://BUCKET/PREFIX or file:///FOLDER"},
+    {OPT_REMOTE, "remote", "URL", "the remote: s3://BUCKET/PREFIX or file:///FOLDER"},
     {OPT_REMOTE_ENDPOINT, "remote-endpoint", "URL", "the remote's server, where it is not Amazon's"},
     {OPT_REMOTE_REGION, "remote-region", "NAME", "and its region"},
     {OPT_REMOTE_PROFILE, "remote-profile", "NAME", "keys for it: of ~/.aws of the server's user"},

@@ -22,7 +22,7 @@
 #include "base/size.h"
 #include "leat/leat.h"
 
-/* What commands let go of at the end of a block. */
+/* Objects that commands release at the end of a block. */
 static inline void cli_ws_close(struct leat_ws **ws)
 {
     leat_close(*ws);

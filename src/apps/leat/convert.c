@@ -131,7 +131,7 @@ static int decide(const struct request *request, const struct convert_list *list
     return 0;
 }
 
-/* A name beside the destination that nobody has. Caller frees; NULL: out of memory. */
+/* An unused name beside the destination. Caller frees; NULL: out of memory. */
 static char *hidden_name(const char *path)
 {
     const char *slash = strrchr(path, '/');

@@ -2,10 +2,12 @@
 /*
  * convert_sink.c: writes a list of files as tar shards, as a folder, or as one array.
  *
- * Archives are POSIX pax: a plain header where the path is ASCII of at most 100 bytes, else a pax record before it. Times are 0, owners
- * nobody in particular, so that the same input gives the same bytes. A sample's files stay in one shard.
- * Failure modes: a source that is shorter than its listing said, or was written meanwhile; a full disk; for arrays a file that is no .npy,
- * or of another shape than the first. What was written so far is the caller's to remove.
+ * Archives are POSIX pax: a plain header where the path is ASCII of at most 100 bytes, else a pax record
+ * before it. Times and owners are 0, so that the same input gives the same bytes. A sample's files stay in
+ * one shard.
+ * Failure modes: a source that is shorter than its listing said, or was written during the conversion; a full
+ * disk; for arrays a file that is no .npy, or of another shape than the first. What was written so far is the
+ * caller's to remove.
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -103,7 +105,7 @@ static int open_out(struct writer *w, int folder, const char *name)
     return w->out < 0 ? error_sys(w->err, -errno, "%s", w->out_name) : 0;
 }
 
-/* Errors of close() count: on NFS that is where a full disk is told. */
+/* Errors of close() count: NFS reports a full disk there. */
 static int close_out(struct writer *w, bool keep_safe)
 {
     int rc = keep_safe && fsync(w->out) < 0 ? -errno : 0;
@@ -175,7 +177,7 @@ static int write_shards(struct writer *w, int folder)
     for (uint64_t i = 0, end; i < list->n && rc == 0; i = end) {
         uint64_t bytes = sample_bytes(list, i, &end);
         bool full = w->out_bytes + bytes + TAR_END_BYTES > sink->shard_bytes;
-        if (sink->shard_count) /* folders are nobody's sample */
+        if (sink->shard_count) /* folders belong to no sample */
             full = !list->items[i].folder && samples++ * sink->shard_count / list->samples >= sink->shards;
         if (w->out >= 0 && full && !sink->single)
             rc = end_shard(w);

@@ -15,7 +15,7 @@
 #include "apps/leat/remote.h"
 #include "wire/address.h"
 
-/* Failures elsewhere before anything went well: the bucket or the credentials are wrong. */
+/* After so many remote failures and no success the bucket or the credentials are wrong: stop. */
 #define HOPELESS 8u
 
 void cp_failed(struct cp *cp, int rc, bool here, const struct leat_error *err)
@@ -370,7 +370,7 @@ static int copy(struct cp *cp, char **sources, int n, const char *to)
     return rc;
 }
 
-/* An enum cli_exit, or -1: go on. */
+/* An enum cli_exit, or -1: continue. */
 static int check(const struct cp *cp, char **operands, int n)
 {
     const char *to = operands[n - 1];

@@ -69,7 +69,7 @@ bool cp_name_ok(const char *name)
     }
 }
 
-/* -errno with the path as whoever runs this would write it. */
+/* -errno with the path as the user would write it. */
 static int error_at(const struct cp_get *get, int rc, const char *what, const char *name,
                     struct leat_error *err)
 {
@@ -315,7 +315,7 @@ int cp_get_add(struct cp_get *get, const struct backend_object *o, const char *n
     if (rc < 0)
         return rc;
     rc = file_open(get, o, name, &f, &same, &local);
-    if (rc < 0) { /* nobody was asked for anything yet */
+    if (rc < 0) { /* before any request */
         cp_failed(cp, rc, true, &local);
         return rc == -ENOMEM || rc == -ENOSPC || rc == -EMFILE ? rc : 0;
     }

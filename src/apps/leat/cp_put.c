@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cp_put.c: files and objects to S3. A session uploads one object at a time, so several threads have one each and take jobs from one queue.
+ * cp_put.c: files and objects to S3. A session uploads one object at a time, so several threads have one each
+ * and take jobs from one queue.
  *
- * Failure modes: an object that fails is said and counted, the others go on; at Ctrl-C uploads in parts are aborted, so that nobody pays for parts
- * that nobody sees. An object is there when all of it is, never in part: that is how S3 works.
+ * Failure modes: a failed object is reported and counted, the others continue. Ctrl-C aborts uploads in
+ * parts, so that no invisible parts are left that cost money. S3 shows an object when all of it is there,
+ * never a part.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -123,8 +125,9 @@ static int put_object(struct cp *cp, struct backend *b, const struct job *job, s
         skip(cp, job->bytes);
         return 0;
     }
-    /* By the server, from one of its buckets to another. Where it does not, or may not (it wants to read tags as well), through here; also where it
-     * thinks that the object changed: Swift compares the ETag of an object in parts with another one, and reading tells for sure. */
+    /* By the server, from one of its buckets to another. Where it does not, or may not (it wants to read
+     * tags as well), through here; also where it thinks that the object changed: Swift compares the ETag
+     * of an object in parts with another one, and reading is conclusive. */
     int rc = backend_copy(b, job->from, job->etag, job->bytes, job->to, err);
     if (rc == 0)
         copied(cp, job->bytes);
@@ -219,7 +222,7 @@ int cp_put_begin(struct cp *cp, struct cp_put **ret_put, struct leat_error *err)
     return 0;
 }
 
-/* Until cond, with the bar going on. The lock is held. */
+/* Until cond; the progress bar continues. The lock is held. */
 static void wait_a_moment(struct cp_put *p)
 {
     cond_wait_until(&p->changed, &p->lock, clock_now_ns() + 100 * NS_PER_MS);

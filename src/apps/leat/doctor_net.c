@@ -150,7 +150,7 @@ void check_slots(const struct doctor *d, struct finding *f)
     topo_free(topo);
 }
 
-/* Cores of this process, of the recorded one where it tells, else all. */
+/* Cores of this process, or of the recorded one if the recording has them, else all. */
 static struct topo_cpus allowed_cores(const struct doctor *d, const struct topo *topo)
 {
     struct topo_cpus cpus = topo->online;
@@ -187,7 +187,7 @@ void check_nodes(const struct doctor *d, struct finding *f)
         add_word(choice->rails[i].distance == TOPO_SYS ? &far : &near, "%s", choice->rails[i].name);
     if (far.n && !near.n) {
         const struct topo_nic *nic =
-            &topo->nics[choice->rails[0].nic]; /* nodes were told: not a name by hand */
+            &topo->nics[choice->rails[0].nic]; /* the NUMA node is known: not a port named by hand */
         finding_say(f, DOCTOR_WARN, "no NIC is on a NUMA node of the cores allowed (%s); %s: on another",
                     list, far.text);
         finding_cost(f, "every byte crosses the sockets' interconnect on its way from the NIC");

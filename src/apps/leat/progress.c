@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * progress.c: how far something is. A bar stands on stderr when that is a terminal; --progress=json writes one JSON object a
- * line on stdout instead. The rate is that of the last few seconds, and the time left follows from it.
- * Ctrl-C asks the library to give up; a second one ends the program at once.
+ * progress.c: how far something is. A bar stands on stderr when that is a terminal; --progress=json writes
+ * one JSON object a line on stdout instead. The rate is that of the last few seconds, and the time left
+ * follows from it.
+ * Ctrl-C asks the library to cancel; a second one ends the program at once.
  */
 #include "apps/leat/remote.h"
 

@@ -65,10 +65,11 @@ struct cp_get;
 /* `folder` is kept, not copied. */
 int cp_get_begin(struct cp *cp, const char *folder, struct cp_get **ret_get, struct leat_error *err);
 struct backend *cp_get_session(struct cp_get *get);
-/* Begins the copy, which ends by itself; failures of the object are cp_failed's. Negative: nothing goes on from here. */
+/* Begins the copy, which ends by itself; cp_failed takes failures of the object. Negative: no further copy
+ * is possible. */
 int cp_get_add(struct cp_get *get, const struct backend_object *object, const char *name,
                struct leat_error *err);
-/* Waits for all; `keep` false: gives up what is under way. */
+/* Waits for all; `keep` false: cancels copies under way. */
 void cp_get_end(struct cp_get *get, bool keep);
 
 /* An object to standard output, in order. */

@@ -2,8 +2,9 @@
 /*
  * serve.c: `leat serve`: a store and its S3 service in the foreground.
  *
- * Happy path: options say what [serve] and [store] of leatd.conf say; where they say nothing, objects lie below the user's data folder and a keys file
- * is made in his configuration. What is printed can be pasted; it has no secret in it, as the keys file is one of AWS's form.
+ * Happy path: options set the keys of [serve] and [store] of leatd.conf. By default objects lie below the
+ * user's data folder, and the command makes a keys file in the user's configuration folder. Its output can be
+ * pasted and has no secret, as the keys file has AWS's form.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -214,7 +215,7 @@ static void say(const struct cli *cli, const struct serve *serve, const struct s
     printf("Ctrl-C ends it.\n");
 }
 
-/* Until a signal says so. SIGHUP: keys and certificates anew. */
+/* Until a signal ends it. SIGHUP: reload keys and certificates. */
 static int wait_for_end(struct serve *serve, const sigset_t *set)
 {
     for (;;) {

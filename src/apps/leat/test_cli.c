@@ -212,7 +212,7 @@ static void test_top(void **state)
     assert_true(json_number_value(json_object_get(rates, "disk_bytes_per_s")) == 4.5 * 1024 * 1024);
     assert_true(json_number_value(json_object_get(rates, "requests_per_s")) == 10);
     assert_null(json_object_get(rates, "sent_bytes_per_s"));   /* it counts from 0 again */
-    assert_null(json_object_get(rates, "remote_bytes_per_s")); /* nobody counts it */
+    assert_null(json_object_get(rates, "remote_bytes_per_s")); /* no daemon counts it */
     json_object_set_new(now, "rates", rates);
     json_t *job =
         json_pack("{s:s, s:s, s:[{}], s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:s}", "job", "run", "set",

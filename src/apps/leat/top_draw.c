@@ -2,8 +2,8 @@
 /*
  * top_draw.c: the picture of `leat top`.
  *
- * Invariants: what is shown comes out of the status document alone, and a key that is missing (another release) is a dash; no name, whoever
- * gave it, moves a terminal's cursor.
+ * Invariants: the picture is a function of the status document alone, and a missing key (another release) is
+ * a dash; no name moves a terminal's cursor, wherever it is from.
  */
 #include "apps/leat/top.h"
 
@@ -47,7 +47,7 @@ json_t *top_rates(const json_t *before, const json_t *now, double seconds)
     for (size_t i = 0; i < ARRAY_LEN(counted); i++) {
         double moved = number_at(now, counted[i].path) - number_at(before, counted[i].path);
         double so_far = number_at(rates, counted[i].name);
-        /* A daemon that was started anew counts from 0; one of another release may not count this. */
+        /* A restarted daemon counts from 0; one of another release may not count this. */
         if (isfinite(moved) && moved >= 0)
             json_object_set_new(rates, counted[i].name,
                                 json_real((isfinite(so_far) ? so_far : 0) + moved / seconds));
@@ -74,8 +74,8 @@ static const char *count_text(double n, char buf[32])
 }
 
 /*
- * A column of `columns`, left-justified: what is longer loses its middle, as names of samples and sets differ at their ends. What is no printable
- * character becomes a question mark, as names come from anybody.
+ * A column of `columns`, left-justified: what is longer loses its middle, as names of samples and sets differ
+ * at their ends. Unprintable characters become question marks, as any user can choose names.
  */
 static void column(FILE *out, const char *text, unsigned columns)
 {

@@ -220,7 +220,7 @@ static int index_summarise(int fd, struct index_summary *ret_summary, struct lea
     return 0;
 }
 
-/* Sources elsewhere are asked by this program itself: no daemon is needed. */
+/* This program reads remote sources itself: no daemon is needed. */
 static int index_session(const struct dataset_spec *spec, const struct backend_config *config,
                          struct backend **ret_session, struct dataset_opener *opener, struct leat_error *err)
 {

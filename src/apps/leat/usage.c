@@ -18,7 +18,8 @@ const struct cli_option cli_global_options[] = {
     {0},
 };
 
-/* The short string and the long table getopt wants. "+" stops at the first operand; ":" tells a missing argument. */
+/* The short string and the long table getopt wants. "+" stops at the first operand; ":" reports a missing
+ * argument. */
 struct tables {
     char letters[3 + 2 * OPTIONS_MAX];
     struct option longs[OPTIONS_MAX + 1];
