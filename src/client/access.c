@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * access.c: how a source elsewhere is to be read, found in this process's own environment, for the daemon that will read it.
+ * access.c: how to read a remote source: settings and credentials from this process's own environment, for the daemon that reads it.
  *
  *   settings      AWS's variables and files; what the program gave wins
  *   credentials   given by the program; else the environment's keys, or the profile's: here
  *                 else `leatd --find-credentials` asks, with this environment: a program to run, a container's or an instance's endpoint.
  *                 So libleat.so needs no TLS.
  *
- * Failure modes: none are found: the daemon may have its own, so it is asked to open all the same, and only if it refuses is the reason
- * told (access_refused). Invariants: what is secret is wiped once it is sent.
+ * Failure modes: no credentials are found: the daemon may have its own, so the open is requested all the same. Only its refusal makes the
+ * reason known (access_refused). Invariants: secrets are wiped once they are sent.
  */
 #include "client/client.h"
 
@@ -25,7 +25,7 @@
 #include "dataset/dataset.h"
 #include "wire/address.h"
 
-#define FIND_NS        (30 * NS_PER_S) /* a program of the user's may ask somebody */
+#define FIND_NS        (30 * NS_PER_S) /* a credential_process may wait for a person */
 #define FIND_BYTES_MAX (64 * KIB)
 
 extern char **environ;

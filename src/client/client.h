@@ -12,8 +12,8 @@
  *   plan.c     samples of a step, mixtures: pure
  *   delivery.c how bytes came, by mechanism and rail     scan.c     a prefix elsewhere, once, in its order
  *
- * Who may touch what. A client's socket is written under `send_lock` and read by one thread at a time, whichever of the
- * waiting callers is `reading`; everything else of it is under `lock`. A view is filled by who has its `fill_lock`; the
+ * Access by threads. A client's socket is written under `send_lock` and read by one thread at a time, the waiting caller that
+ * set `reading`; everything else of it is under `lock`. The holder of its `fill_lock` fills a view; the
  * states of its slots are under `lock`, so that a batch may be released by any thread at any time.
  */
 #ifndef CLIENT_CLIENT_H
@@ -69,11 +69,11 @@ struct leat_client {
     pthread_mutex_t send_lock;
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    bool reading;      /* somebody reads the socket */
+    bool reading;      /* a thread reads the socket */
     struct list calls; /* struct client_rpc_waiter */
     struct list sets;  /* struct leat_ws */
     uint64_t next_id;
-    struct net_rx rx;           /* of who is reading */
+    struct net_rx rx;           /* of the reading thread */
     _Atomic uint64_t looked_ns; /* at the socket, by client_rpc_look */
 
     pthread_mutex_t credit_lock;
@@ -100,9 +100,9 @@ struct client_rpc_how {
     const _Atomic bool *
         cancel; /* looked at every so often: -ECANCELED. NULL: a call of the user's own thread, interruptible */
 };
-#define POLL_MS 20 /* how long a wait may sleep before it looks whether it is given up */
-/* Whether a wait is to be given up: its cancel flag, or the client's interrupt hook, asked not too often. *poll_ns starts as 0. No
- * lock may be held: the hook is the user's. */
+#define POLL_MS 20 /* how long a wait may sleep before it checks for cancellation */
+/* Whether a wait is cancelled: by its cancel flag, or by the client's interrupt hook, which is not called
+ * too often. *poll_ns starts as 0. No lock may be held: the hook is the user's. */
 bool client_cancelled(const struct leat_client *client, const struct client_rpc_how *how, uint64_t *poll_ns);
 int client_cancelled_error(struct leat_error *err);
 /* What poll(2) may sleep of deadline_ns. */
@@ -112,7 +112,7 @@ uint64_t client_sleep_until(const struct leat_client *client, const struct clien
 
 /* --- tlock.c ------------------------------------------------------------------------------------------------- */
 
-/* A lock for what takes long: whoever waits for it keeps his deadline, and can be interrupted. */
+/* A lock for long work: a waiting thread keeps its own deadline, and can be interrupted. */
 struct tlock {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -146,7 +146,7 @@ void client_rpc_cancel(struct leat_client *client, struct client_rpc_pending *pe
 /* Waits for one of n, some of them NULL: its number; or LEAT_TIMED_OUT, -ECANCELED, what the client died of. */
 int client_rpc_wait_any(struct leat_client *client, struct client_rpc_pending *const *pendings, unsigned n,
                         const struct client_rpc_how *how, struct leat_error *err);
-/* A request whose reply, if any, nobody waits for. Failures show in the next call. */
+/* A request without a waiter for its reply. Failures show in the next call. */
 void client_rpc_post(struct leat_client *client, uint16_t type, const struct bytes_out *body);
 void client_rpc_post_id(struct leat_client *client, uint16_t type,
                         uint64_t id); /* of a message that is a proto_id */
@@ -154,7 +154,8 @@ void client_rpc_post_id(struct leat_client *client, uint16_t type,
 int client_rpc_post_now(struct leat_client *client, uint16_t type, const struct bytes_out *body);
 /* Takes in what has come, without waiting. 0, or the code the connection died with. */
 int client_rpc_poll(struct leat_client *client);
-/* The same, once a millisecond at most: for what is done all the time, and may go on for so long when the daemon has died. */
+/* The same, at most once a millisecond: for frequent callers, which notice the daemon's death that much
+ * later. */
 int client_rpc_look(struct leat_client *client);
 int client_rpc_dead_error(const struct leat_client *client, struct leat_error *err);
 
@@ -178,7 +179,7 @@ void delivered(struct leat_ws *ws, enum delivery how, uint64_t bytes);
 /* What came by each path to a node since the last call, and how the paths are; over: its endpoint is about to be disconnected. */
 void delivery_note(struct rails *rails, uint32_t node, bool over);
 void delivery_free(struct leat_ws *ws);
-uint64_t delivery_paths(struct leat_ws *ws); /* how many leat_ws_rail tells of */
+uint64_t delivery_paths(struct leat_ws *ws); /* how many leat_ws_rail can return */
 
 /* --- ws.c --------------------------------------------------------------------------------------------------- */
 
@@ -210,7 +211,7 @@ struct leat_ws {
     bool all_local;
     _Atomic bool revoked;
 
-    /* Mapped on first use, never unmapped before the end: read with acquire, written by who has the turn. */
+    /* Mapped on first use, never unmapped before the end: read with acquire, written under map_lock. */
     struct tlock map_lock;
     const void **maps;             /* [nregions]: NULL where not mapped (yet), or on another node */
     struct ws_window_map *windows; /* [WS_WINDOWS_MAX] */
@@ -227,13 +228,14 @@ struct leat_ws {
 
 /* What the daemon, which stands in another folder, understands. Caller frees. */
 int ws_absolute_uri(const char *uri, char **ret_uri, struct leat_error *err);
-/* Asks the daemon for a source: `head` (or NULL), then `open`, whose uri and access are found here: what is secret is wiped when it is sent. */
+/* Asks the daemon for a source: `head` (or NULL), then `open`, whose uri and access are found here.
+ * Secrets are wiped once they are sent. */
 int ws_ask(struct leat_client *client, uint16_t type, const char *head, const char *uri,
            const struct leat_s3_options *s3, struct proto_open *open, const struct client_rpc_how *how,
            struct net_reply *ret_reply, struct leat_error *err);
 /*
- * How `uri` (as it is sent) is to be read, into open->access, if it lies elsewhere; what the program gave wins. *ret_why: code < 0 when no
- * credentials were found, which the daemon may have: access_refused words what it answered then.
+ * How to read a remote `uri` (as it is sent), into open->access; the program's options win. *ret_why: code <
+ * 0 when no credentials were found, which the daemon may have: access_refused words its answer then.
  */
 struct proto_open;
 int access_find(const char *uri, const struct leat_s3_options *given, struct proto_open *open,
@@ -375,7 +377,7 @@ struct gather_op {
     struct gather *gather;
     uint32_t node;
     bool busy, done, sole_op; /* alone: nothing else was in flight when it was sent */
-    bool given_up;            /* its credit was given back: nobody may ever poll for it again */
+    bool given_up;            /* its credit was given back: never poll for it again */
     struct credit *credit;    /* by which it was asked for */
     uint64_t bytes, sent_ns;
 };
@@ -389,7 +391,7 @@ struct gather_direct {
 struct gather {
     struct rails *rails;
     struct gather_direct direct;
-    uint32_t ndirect;       /* parts some piece of which did; nobody has checked those */
+    uint32_t ndirect;       /* parts with such a piece; their checksums are not compared yet */
     struct net_read *reads; /* in order of parts; in order of nodes once sorted */
     uint32_t nreads, reads_cap;
     uint32_t *node;          /* [reads_cap] of each read, as added */
@@ -401,7 +403,7 @@ struct gather {
     uint64_t *in_flight;     /* [nnodes] bytes */
     uint32_t next_node;      /* node that is asked first when there is credit again */
     unsigned refused;        /* rail that had no credit last */
-    uint64_t sent_ns;        /* when somebody was asked last */
+    uint64_t sent_ns;        /* the last request to any node */
     bool remote;             /* some read is not local */
     uint64_t local_bytes;    /* of those that are */
     uint32_t moves;          /* ws_moves() before the first was added */
@@ -446,7 +448,7 @@ struct stream_range {
 int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n,
                  const struct client_rpc_how *how, struct stream_lease **ret_lease, struct leat_error *err);
 void stream_release(struct stream_lease *lease); /* NULL is fine */
-/* Tells the daemon what will be fetched soon: sends and returns. */
+/* Announces ranges that will be fetched soon to the daemon: sends and returns. */
 void stream_prefetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n);
 /* Copies one part out of a lease and checks it. */
 int stream_copy(const struct stream_lease *lease, uint64_t sample, unsigned field,
@@ -509,7 +511,7 @@ struct view_slot {
     struct view_event event;
     uint8_t *memory;           /* where bytes land and are checked; pinned where the view has a gpu */
     struct gpu_buffer *buffer; /* NULL without a gpu */
-    bool copying;              /* a copy to the device may be under way; view->lock, or who fills */
+    bool copying;              /* a copy to the device may be under way; view->lock, or the filling thread */
     uint64_t **offsets;        /* [nfields]: NULL for fixed ones */
     struct gather *gather;
     struct net_memory *registered;
@@ -567,10 +569,10 @@ int device_slot_new(struct leat_view *view, struct view_slot *slot, struct leat_
 /* Once all slots are there: those of a view that asked for it become such that NICs write to their memory of the device. */
 int device_make_direct(struct leat_view *view, const struct leat_view_options *options,
                        struct leat_error *err);
-/* A copy of this slot is under way. Under view->lock, or with the slot in no list of anybody. */
+/* A copy of this slot is under way. Under view->lock, or while the slot is in no list. */
 bool device_copying(struct view_slot *slot);
-/* After the slot was filled and checked: to where the view wants it. What NICs wrote there is checked there: LEAT_CORRUPT,
- * GATHER_MOVED: fill it anew. */
+/* After the slot was filled and checked: to where the view wants it. What NICs wrote there is checked
+ * there: LEAT_CORRUPT, GATHER_MOVED: fill it again. */
 int device_deliver(struct leat_view *view, struct view_slot *slot, const struct client_rpc_how *how,
                    struct leat_error *err);
 

@@ -13,9 +13,9 @@
 void connect_job(const char *job, char ret_job[CONNECT_JOB_MAX + 1]);
 
 /*
- * The folder of the job's socket, lock and log: $XDG_RUNTIME_DIR/leat/JOB, else /tmp/leat-UID/JOB (no runtime directory, or
- * a path too long for a socket). Made with mode 0700 when `make`. LEAT_DENIED when it is somebody else's, a link, or
- * open to others; LEAT_NOT_FOUND when it is not there and was not to be made.
+ * The folder of the job's socket, lock and log: $XDG_RUNTIME_DIR/leat/JOB, else /tmp/leat-UID/JOB (no runtime
+ * directory, or a path too long for a socket). Made with mode 0700 when `make`. LEAT_DENIED when it is
+ * another user's, a link, or open to others; LEAT_NOT_FOUND when it is not there and was not to be made.
  */
 int connect_folder(const char *job, bool make, char ret_folder[PATH_ROOM], struct leat_error *err);
 
@@ -25,8 +25,8 @@ int connect_folder(const char *job, bool make, char ret_folder[PATH_ROOM], struc
  */
 int connect_check_daemon(int fd, const char *socket, struct leat_error *err);
 
-/* Looks which other jobs of this user have a daemon that answers, beside `folder`: who asks in another terminal than the
- * one he trains in wants one of these. The rest of a sentence for whoever found none, "" never. */
+/* Finds other jobs of this user with a daemon that answers, beside `folder`: a command in another terminal
+ * than the training's probably means one of these. Returns the rest of an error's sentence, never "". */
 void connect_others(const char *folder, char *ret_text, size_t room);
 
 struct connect_spawn {

@@ -6,13 +6,13 @@
  *   other nodes' pieces by RDMA, of a view that is `direct` ─────────────────────────────────────────────▶ device memory ─ CRCs ─▶ HELD
  *
  * Of a batch that came in part directly only what did not is copied, around those pieces. Samples with such pieces are then checked
- * as a whole, where they lie, by the device (gpu/check.c); one that differs is looked at once more before it counts: what a NIC wrote
- * has no order with what tells of it, and the second look is some time later.
+ * as a whole, where they lie, by the device (gpu/check.c); one that differs is looked at once more before it counts: a NIC's
+ * writes have no order with their completion, and the second check is some time later.
  *
  * A batch is handed out when its copy is done, or with LEAT_LOAD_ASYNC at once: leat_batch_wait_on_stream. Its slot is free again
  * when it was given back, what was on the consumer's stream by then has finished, and its own copy has (`copying`).
  *
- * A stream that takes no event keeps its slot; who waits while all slots that were given back are such hears of it.
+ * A stream that takes no event keeps its slot. If all slots that were given back are such, a waiting thread gets the stream's error.
  *
  * Failure modes: the copy fails or the device is lost: -EIO, no batch; the deadline passes first: LEAT_TIMED_OUT, no batch. In both cases
  * the slot stays in RELEASING until the copy can neither read nor write it any more.

@@ -64,7 +64,7 @@ struct fake_daemon {
     _Atomic int data_fd;        /* the client's end of the last one otherwise, -1: none */
     /* A scan: `scan_objects` of 60 bytes each, three an answer, in a window of FAKE_SCAN_BYTES, each at (i % 8) * 8192 */
     _Atomic uint64_t scan_objects, scan_from, scan_released; /* the last two: what the client said last */
-    _Atomic uint64_t scan_skew;                              /* offsets that are told are off by so much */
+    _Atomic uint64_t scan_skew;                              /* added to the offsets of objects */
     _Atomic unsigned scan_ends;
     _Atomic bool refuses; /* the other node does not have any region, */
     _Atomic bool

@@ -2,9 +2,9 @@
 /*
  * find.c: names and places: the job, its folder, the leatd to run.
  *
- * Folders are opened step by step without following links, and must be ours and closed to others: in /tmp anybody may
- * have made the name before us. Failure modes: LEAT_DENIED for such a folder; a runtime directory that is missing
- * or whose path is too long for sun_path falls back to /tmp.
+ * Folders are opened step by step without following links, and must be ours and closed to others: in /tmp
+ * another user may have made the name before us. Failure modes: LEAT_DENIED for such a folder; a runtime
+ * directory that is missing or whose path is too long for sun_path falls back to /tmp.
  */
 #include "client/connect.h"
 

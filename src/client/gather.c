@@ -8,7 +8,7 @@
  * The local node is one operation of a transport that completes at once. Other nodes are asked in turns, as many
  * bytes as credit allows over all of them together, and half of that of one while others have work left; the local copy is made while the first answers are on their way.
  *
- * Failure modes: a connection that breaks is brokered anew once, and what it owed is asked for again; if that fails too the
+ * Failure modes: a connection that breaks is brokered again once, and its open reads are repeated; if that fails too the
  * samples are fetched through our own daemon, which reads them from their source; a set without one is LEAT_PEER_GONE. An
  * operation past its deadline is LEAT_TIMED_OUT and may leave `unquiesced` ones, which still own their destinations.
  * Invariants: nothing allocates once the arrays have grown to the largest batch; a destination is asked for twice only
@@ -21,7 +21,7 @@
 
 #define PENDING   1 /* net_read.status before it was asked for: no errno is positive */
 #define LOCAL_MAX (1 * GIB)
-#define LOST_MS   1000 /* of silence, before it is looked whether nodes were lost meanwhile */
+#define LOST_MS   1000 /* of silence, before a check whether nodes were lost */
 #define SHARES    2u   /* of what a node has left, for each rail */
 #define IN_ORDER_BYTES                                                                                       \
     (512 * KIB) /* what is in flight then keeps all servers busy while one of them is waited for */
@@ -221,7 +221,7 @@ bool gather_part_is_direct(struct gather *g, const struct gather_part *part)
     return false;
 }
 
-/* Before each time that it is asked for: by another transport it may land elsewhere. */
+/* Before each request: its destination depends on the transport. */
 static void aim(const struct gather *g, struct net_read *r, bool direct)
 {
     const struct gather_direct *d = &g->direct;
@@ -390,7 +390,8 @@ static unsigned nodes_with_work(const struct gather *g)
     return n;
 }
 
-/* By the best rail that has credit. RUN_SENT, RUN_NONE: nothing is left; RUN_WAIT: not now; RUN_DRY: no rail has any for anybody. */
+/* By the best rail that has credit. RUN_SENT, RUN_NONE: nothing is left; RUN_WAIT: not now; RUN_DRY: no
+ * rail has credit for any read. */
 enum run_code { RUN_SENT, RUN_NONE, RUN_WAIT, RUN_DRY };
 static enum run_code run_one(struct gather *g, uint32_t node, bool others, struct gather_op *gop,
                              const struct client_rpc_how *how)
@@ -472,8 +473,8 @@ static bool has_lost(const struct gather *g)
 }
 
 /*
- * A server that is stopped keeps its connections, and only our daemon finds out. True: samples were lost meanwhile, and nothing is out
- * any more.
+ * A server that is stopped keeps its connections, and only our daemon notices. True: samples were lost, and
+ * no read is in flight any more.
  */
 static bool leave_lost(struct gather *g)
 {
@@ -614,8 +615,8 @@ static int fetch_lost(struct gather *g, const struct client_rpc_how *how, struct
 }
 
 /*
- * What is still out when the caller is told that it failed: its view may lie about unused for ever (in a traceback, say), and all
- * others of the process, and of the user, would wait for the credit.
+ * Reads in flight when the call fails: its view may stay unused for ever (in a traceback, say), and all other
+ * views of the process, and of the user, would wait for the credit.
  */
 static void give_up_credit(struct gather *g)
 {
@@ -678,7 +679,7 @@ int gather_mismatch(struct leat_ws *ws, uint64_t sample, unsigned field, uint32_
                     struct leat_error *err)
 {
     char what[256];
-    int rc = ws_check_generation(ws, err); /* bytes of a set that is going away are nobody's fault */
+    int rc = ws_check_generation(ws, err); /* wrong bytes are no error if the set ends */
     if (rc)
         return rc;
     if (ws_state(ws, sample) != LIVE_RESIDENT ||

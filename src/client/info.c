@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* info.c: what the index tells about a working set: lengths, fields, keys, classes. No I/O, any thread. */
+/* info.c: what the index holds of a working set: lengths, fields, keys, classes. No I/O, any thread. */
 #include "client/client.h"
 
 #include <stdio.h>

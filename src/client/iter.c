@@ -9,9 +9,9 @@
  *
  * Failure modes: an error stands in the queue at its batch's place; once delivered, the next leat_next tries that batch again.
  * A consumer that holds every slot gets LEAT_BUSY instead of waiting for itself. Closing cancels a read in progress, within
- * some 20 ms. The thread does not survive fork(): an iterator of the parent is of no use in the child, and says so.
+ * some 20 ms. The thread does not survive fork(): in the child, an iterator of the parent returns an error.
  * Invariants: batches come exactly once each and in order; everything here is under `lock` but `cancel`, and `ids`, which
- * belong to whoever set `filling`.
+ * belong to the thread that set `filling`.
  */
 #include "client/client.h"
 
@@ -28,9 +28,11 @@
     (4 * MIB) /* of a streamed set: long enough for a disk, 16 of them small beside a window */
 
 /*
- * Reading ahead gains what the consumer computes meanwhile, and costs a wake-up and another CPU's cache for each batch. A consumer
- * that came back within BYPASS_SOON_NS BYPASS_ALWAYS / BYPASS_SOON times running, and found nothing there, reads its batches by itself until it was late
- * BYPASS_ALWAYS / BYPASS_LATE times running (or every other time: two batches a step of the loop are worth reading ahead): a batch of 64 samples of 4 KiB is 24 us of copying, a wake-up in a virtual machine 5 to 20.
+ * Reading ahead overlaps with the consumer's work, and costs a wake-up and another CPU's cache for each
+ * batch. A consumer that came back within BYPASS_SOON_NS BYPASS_ALWAYS / BYPASS_SOON times running, and found
+ * nothing there, reads its batches by itself until it was late BYPASS_ALWAYS / BYPASS_LATE times running (or
+ * every other time: two batches a step of the loop are worth reading ahead): a batch of 64 samples of 4 KiB
+ * is 24 us of copying, a wake-up in a virtual machine 5 to 20.
  */
 #define BYPASS_SOON_NS 20000u
 #define BYPASS_ALWAYS  9u
@@ -483,7 +485,8 @@ static void update_bypass(struct leat_iter *it)
         it->direct = true;
 }
 
-/* Under lock, which is left meanwhile. As leat_read_batch, interrupts as well; an error leaves the step to the next call. */
+/* Called under lock, which it releases during the read. As leat_read_batch, interrupts as well; an error
+ * leaves the step to the next call. */
 static int fill_here(struct leat_iter *it, uint64_t timeout_ns, struct leat_batch **ret_batch,
                      struct leat_error *err)
 {

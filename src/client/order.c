@@ -319,7 +319,7 @@ int leat_order_init(struct leat_order *order, uint64_t n, uint64_t seed, uint64_
         from.fingerprint[i] = (uint8_t)(high << 4 | low);
     }
     if (block != LEAT_ORDER_SEQUENTIAL && block >= n)
-        block = 0; /* one block of everything mixes like a full shuffle; the key still tells the two apart */
+        block = 0; /* one block of everything mixes like a full shuffle; only the key differs */
 
     struct leat_order o = {.n = n, .seed = seed, .epoch = epoch, .block = block};
     XXH128_hash_t h0 = XXH3_128bits_withSeed(&from, sizeof(from), 0);

@@ -264,7 +264,7 @@ static int broker(struct leat_ws *ws, uint32_t node, const struct client_rpc_how
     return rc ? rc : ws_brokered(&reply, ret_fd, ret_version, err);
 }
 
-/* Until fd is ready; the connection is given up with whatever ends this. */
+/* Until fd is ready; an error closes the connection. */
 static int wait_ready(const struct leat_client *client, int fd, short events,
                       const struct client_rpc_how *how)
 {

@@ -17,7 +17,7 @@ static int check_client(const struct leat_client *client, struct leat_error *err
     return client_forked(client) ? client_forked_error(err) : 0;
 }
 
-/* A call whose reply is looked at by nobody. */
+/* A call whose reply is ignored. */
 static int call_plain(struct leat_client *client, uint16_t type, struct bytes_out *body, uint64_t deadline_ns,
                       struct leat_error *err)
 {

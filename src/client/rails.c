@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rails.c: the endpoints by which one view, or the single reads of a working set, reach the nodes that hold its regions.
+ * rails.c: the endpoints by which one view, or the single reads of a working set, reach the nodes that hold
+ * its regions.
  *
  * The node we talk to is read through shared memory, the others through connections that our daemon opens and
- * authenticates for us (BROKER), so that no token ever reaches this process: by RDMA where both ends have it (the connection
- * then carries keys), else by TCP. Failure modes: a node that cannot be reached is LEAT_PEER_GONE with its address. RDMA that
- * nobody required and that does not come about gives way to TCP on that node, with a line in the log, and is not tried again
- * for RDMA_PAUSE_NS. Invariants: one thread at a time; `unquiesced` operations still own their destinations, and rails_quiesce waits
- * for them by tearing their connections down: registrations and memory go after that.
+ * authenticates for us (BROKER), so that no token ever reaches this process: by RDMA where both ends have it
+ * (the connection then carries keys), else by TCP. Failure modes: a node that cannot be reached is
+ * LEAT_PEER_GONE with its address. If RDMA is not required and fails, TCP takes its place on that node, with
+ * a line in the log, and RDMA is not tried again for RDMA_PAUSE_NS. Invariants: one thread at a time;
+ * `unquiesced` operations still own their destinations, and rails_quiesce waits for them by tearing their
+ * connections down: registrations and memory go after that.
  */
 #include "client/client.h"
 
@@ -210,7 +212,8 @@ static void broker_body(struct rails *r, uint32_t node, uint32_t rail, struct by
 static int brokered(struct rails *r, uint32_t node, int rc, struct net_reply *reply, struct net_peer *peer,
                     struct leat_error *err)
 {
-    /* The set is the same, and that node has let go of it: as good as gone, until our daemon has seen to that. */
+    /* The set is the same, but that node has released it: as good as lost, until our daemon
+     * notices. */
     if (rc == LEAT_STALE && !ws_check_generation(r->ws, NULL))
         rc = LEAT_PEER_GONE;
     if (rc)
@@ -251,7 +254,8 @@ static bool same_address(const struct sockaddr_in6 *a, const struct sockaddr_sto
                         sizeof(a->sin6_addr)) == 0;
 }
 
-/* What the host's topology tells of the interface that a rail leaves by: its link's rate, and how far it is from this process. */
+/* The rate of the interface that a rail leaves by, and its distance from this process, from the host's
+ * topology. */
 static void rails_hint(struct rails *r, uint32_t node, unsigned rail, int fd)
 {
     struct sockaddr_storage ours = {0};
@@ -283,7 +287,7 @@ static void tell_rails(struct rails *r)
         struct net_path_info info[NET_PATHS_MAX];
         const struct rails_end *end = &r->ends[node];
         if (end->endpoint && end->ctx == r->rdma)
-            return; /* that was told */
+            return; /* already logged */
         unsigned up = 0, n = end->endpoint && end->ctx == r->tcp ? net_paths_info(end->endpoint, info) : 0;
         for (unsigned k = 0; k < n; k++)
             up += info[k].up;
@@ -425,7 +429,7 @@ static int connect_remote(struct rails *r, uint32_t node, struct net_peer *peer,
     if (rc == 0 && rdma) {
         rc = connect_rdma(r, node, peer, how, &broken, err);
         if (rc && r->tcp && !broken && rails_of(r, node) > 1) {
-            close(TAKE_FD(peer->connected_fd)); /* of which rail it is nobody said */
+            close(TAKE_FD(peer->connected_fd)); /* its rail is not known */
             return connect_rails(r, node, peer, how, err);
         }
         rdma = rc == 0 || !r->tcp || broken;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * report.c: a loader tells the daemon how far it is. A frame that nobody answers, sent only when the socket takes it now: what is
- * left out stands in the next one.
+ * report.c: a loader reports its progress to the daemon. A frame without an answer, sent only if the socket
+ * takes it now: the next frame has the figures of one that was left out.
  */
 #include "client/client.h"
 

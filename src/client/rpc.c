@@ -2,17 +2,18 @@
 /*
  * rpc.c: one socket, many threads, no thread of our own (a Python process forks when it likes).
  *
- * A caller queues its waiter, writes its request, then waits. Whoever finds nobody reading becomes the reader: it polls
- * the socket and hands each frame to the waiter whose id it carries, its own or another's, until its own reply is
- * there; then it leaves and wakes the rest, of whom one takes over. Frames are taken in piecewise without blocking,
- * so half a message never holds up a caller past its deadline.
+ * A caller queues its waiter, writes its request, then waits. A caller that finds no reader becomes the
+ * reader: it polls the socket and hands each frame to the waiter whose id it carries, its own or another's,
+ * until its own reply is there; then it leaves and wakes the rest, of whom one takes over. Frames are taken
+ * in piecewise without blocking, so half a message never holds up a caller past its deadline.
  *
- * Failure modes: EOF or garbage kills the client: every waiter and every later call gets LEAT_PEER_GONE (garbage:
- * LEAT_CORRUPT). A deadline that passes sends CANCEL; the reply that still comes finds no waiter and is dropped, its descriptors
- * closed. A request that could not be written whole leaves the stream out of step, so that kills the client too.
+ * Failure modes: EOF or garbage kills the client: every waiter and every later call gets LEAT_PEER_GONE
+ * (garbage: LEAT_CORRUPT). A deadline that passes sends CANCEL; the reply that still comes finds no waiter
+ * and is dropped, its descriptors closed. A request that could not be written whole leaves the stream out of
+ * step, so that kills the client too.
  *
- * Invariants: rx belongs to the reader; a waiter is on the list until it is done or its caller has left; no callback runs
- * under a lock.
+ * Invariants: rx belongs to the reader; a waiter is on the list until it is done or its caller has left; no
+ * callback runs under a lock.
  */
 #include "client/client.h"
 
@@ -108,7 +109,8 @@ int client_rpc_dead_error(const struct leat_client *client, struct leat_error *e
                      leat_strerror(dead));
 }
 
-/* Nothing can be sent or received any more. Shut down, so that who is waiting for the socket wakes up, and so does the daemon. */
+/* Nothing can be sent or received any more. Shutting down wakes threads that wait for the socket, and the
+ * daemon. */
 static void die(struct leat_client *c, int rc)
 {
     int alive = 0;
@@ -145,7 +147,7 @@ static void on_revoked(struct leat_client *c, const struct net_reply *reply)
     }
 }
 
-/* Under lock. Takes the reply when somebody waits for it, or it is an event. */
+/* Under lock. Takes the reply if it has a waiter, or if it is an event. */
 static bool dispatch(struct leat_client *c, struct net_reply *reply)
 {
     if (reply->frame.kind == PROTO_EVENT && reply->frame.type == PROTO_REVOKED)
@@ -167,7 +169,8 @@ static bool dispatch(struct leat_client *c, struct net_reply *reply)
     return false;
 }
 
-/* A reply whose caller has left: what it grants is given back, or the daemon would keep it for us until we go. */
+/* A reply whose caller has left: its grants are given back, or the daemon would keep them until we
+ * disconnect. */
 static void drop_reply(struct leat_client *c, struct net_reply *reply)
 {
     uint16_t type = reply->frame.type;
@@ -226,7 +229,7 @@ int client_rpc_poll(struct leat_client *client)
         client->reading = true;
     pthread_mutex_unlock(&client->lock);
     if (!mine)
-        return client->dead; /* who is reading will see to it */
+        return client->dead; /* the reader notices it */
     pump(client, 0);
     pthread_mutex_lock(&client->lock);
     client->reading = false;
@@ -269,7 +272,8 @@ static int send_frame(struct leat_client *c, uint16_t type, uint64_t id, const s
     return rc;
 }
 
-/* -EAGAIN: somebody else is sending, or the daemon does not take in what was sent. A socket that is writable has room for a short frame. */
+/* -EAGAIN: another thread is sending, or the daemon does not read. A socket that is writable has room for
+ * a short frame. */
 static int send_frame_now(struct leat_client *c, uint16_t type, uint64_t id, const struct bytes_out *body)
 {
     struct pollfd p = {.fd = c->fd, .events = POLLOUT};
@@ -307,7 +311,7 @@ int client_rpc_post_now(struct leat_client *client, uint16_t type, const struct 
     return send_frame_now(client, type, id, body);
 }
 
-/* Under lock: reads, or waits until who is reading has. */
+/* Under lock: reads, or waits for the reading thread. */
 static void take_turn(struct leat_client *c, const struct client_rpc_how *how)
 {
     if (c->reading) {
@@ -322,7 +326,7 @@ static void take_turn(struct leat_client *c, const struct client_rpc_how *how)
     pthread_cond_broadcast(&c->wake);
 }
 
-/* Under lock: until the waiter is done, 0; or why it gave up. */
+/* Under lock: waits for the waiter's reply, 0; or why the wait ended without it. */
 static int wait_done(struct leat_client *c, struct client_rpc_waiter *w, const struct client_rpc_how *given)
 {
     struct client_rpc_how how = *given;
@@ -402,7 +406,7 @@ int client_rpc_call(struct leat_client *client, uint16_t type, const struct byte
     return client_cancelled_error(err);
 }
 
-/* --- calls that nobody waits in ------------------------------------------------------------------------------------- */
+/* --- calls without a waiting thread --------------------------------------------------------------------------------- */
 
 struct client_rpc_pending {
     struct client_rpc_waiter waiter;

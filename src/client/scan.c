@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * scan.c: a prefix elsewhere, once, in its order. The daemon lists, and reads into a window that we map; SCAN_NEXT tells what is there.
+ * scan.c: a remote prefix, once, in its order. The daemon lists, and reads into a window that we map; SCAN_NEXT returns the objects there.
  *
- *   SCAN ──▶ window ──▶ SCAN_NEXT {from, released} ──▶ objects ──▶ handed out one by one ──▶ released ──▶ the next SCAN_NEXT says so
+ *   SCAN ──▶ window ──▶ SCAN_NEXT {from, released} ──▶ objects ──▶ handed out one by one ──▶ released ──▶ the next SCAN_NEXT reports it
  *
- * Failure modes: a call that is given up, or whose answer comes too late, loses nothing: the next one asks from the same number. The daemon dies:
+ * Failure modes: a call that is cancelled, or whose answer is late, loses nothing: the next one asks from the same number. The daemon dies:
  * LEAT_PEER_GONE; the window stays mapped. Invariants: below `released` everything was released; [released, next) was handed out, PROTO_SCAN_HELD at
- * most; an offset that the daemon tells is checked against the window. What was handed out keeps its names until it is released: another thread's
- * leat_scan_next, which may ask for more meanwhile, leaves them alone.
+ * most; an offset from the daemon is checked against the window. An object that was handed out keeps its names until its release: another
+ * thread's leat_scan_next, which may request more, does not touch them.
  */
 #include "client/client.h"
 
@@ -127,9 +127,9 @@ void leat_scan_close(struct leat_scan *s)
     free(s);
 }
 
-/* --- going on ---------------------------------------------------------------------------------------------------- */
+/* --- the next object --------------------------------------------------------------------------------------------- */
 
-/* More of them, or the end. By who has the turn. */
+/* Requests more objects, or the end. The caller holds `turn`. */
 static int ask(struct leat_scan *s, const struct client_rpc_how *how, struct leat_error *err)
 {
     AUTO_BYTES struct bytes_out body = {0};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * spawn.c: starts a private leatd. Two forks, so that it is nobody's child and leaves no zombie; between fork and exec only
+ * spawn.c: starts a private leatd. Two forks, so that init adopts it and no zombie is left; between fork and exec only
  * async-signal-safe calls, because the caller may have threads.
  *
  *   parent ── fork ─▶ child: setsid ── fork ─▶ daemon: 0,1 = /dev/null, 2 = leatd.log, 3 = ready pipe, rest closed, exec

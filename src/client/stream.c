@@ -223,7 +223,7 @@ int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, uint6
         if (rc == LEAT_BUSY && client_cancelled(ws->client, how, &poll_ns))
             return client_cancelled_error(err);
         if (rc == LEAT_BUSY && !(how->deadline_ns && clock_now_ns() >= how->deadline_ns)) {
-            usleep(RETRY_US); /* somebody else's leases: they end when their copies are made */
+            usleep(RETRY_US); /* leases of other threads or processes: they end with their copies */
             continue;
         }
         if (rc)

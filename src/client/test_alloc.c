@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every allocation fails in turn: opening a set, making a view, batches, an epoch. The fake daemon's thread allocates too, so it must
- * have nothing to do meanwhile: regions are mapped before, and the set's handle is one that is not closed at the daemon. */
+/* Every allocation fails in turn: opening a set, making a view, batches, an epoch. The fake daemon's
+ * thread allocates too, so it must be idle: regions are mapped before, and the set's handle is one that is
+ * not closed at the daemon. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

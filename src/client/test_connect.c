@@ -58,7 +58,7 @@ static int play_daemon(int argc, char **argv)
     if (!mode || !socket)
         return 3;
     unsigned start = note_start(socket);
-    /* "unlucky": killed before it listens, then after it said so, then spared */
+    /* "unlucky": killed before it listens, then after it reported that, then spared */
     bool unlucky = strcmp(mode, "unlucky") == 0;
     if (strcmp(mode, "die") == 0 || (unlucky && start == 1))
         raise(SIGKILL);
@@ -98,7 +98,7 @@ static void test_job_names(void **state)
     connect_job("a/b", job);
     assert_null(strchr(job, '/'));
     connect_job("a b", other);
-    assert_string_not_equal(job, other); /* the hash tells apart what the letters do not */
+    assert_string_not_equal(job, other); /* the hash differs where the letters do not */
     connect_job("..", job);
     assert_int_not_equal(job[0], '.');
     connect_job("0123456789012345678901234567890123456789012345678901234567890123456789", job);
@@ -129,7 +129,7 @@ static void test_folders(void **state)
     assert_int_equal(connect_folder("fresh", true, folder, &err), LEAT_DENIED);
     assert_non_null(strstr(err.message, "chmod 700"));
     chmod(folder, 0700);
-    if (geteuid() == 0) { /* somebody else's */
+    if (geteuid() == 0) { /* another user's */
         assert_int_equal(chown(folder, 12345, 12345), 0);
         assert_int_equal(connect_folder("fresh", true, folder, &err), LEAT_DENIED);
         assert_non_null(strstr(err.message, "12345"));
@@ -229,7 +229,7 @@ static void test_start_fails(void **state)
     assert_int_equal(errno, ECHILD);
 }
 
-/* The daemon is killed while it starts, and the next between its word and our call: each is started anew. */
+/* The daemon is killed while it starts, and the next between its word and our call: each is started again. */
 static void test_killed_between_the_steps(void **state)
 {
     pid_t pid = 0;

@@ -82,7 +82,7 @@ static void test_deadline(void **state)
     x.daemon->mute = true;
     assert_int_equal(leat_read(x.ws, 3, 0, buf, sizeof(buf), 50 * NS_PER_MS, &bytes, &err), LEAT_TIMED_OUT);
     wait_for_cancels(x.daemon, 1);
-    /* What nobody waits for any more is nothing that the daemon keeps, or a thousand of them would be all that it takes. */
+    /* The daemon drops requests without a waiter; else a thousand of them would exhaust its limit. */
     int looks = 100;
     assert_int_equal(leat_ws_wait(x.ws, gives_up, &looks, 50 * NS_PER_MS, &err), LEAT_TIMED_OUT);
     wait_for_cancels(x.daemon, 2);
@@ -97,7 +97,7 @@ static void test_deadline(void **state)
 static int count_progress(const struct leat_progress *progress, void *user)
 {
     assert_int_equal(progress->samples_total, 2);
-    return ++*(int *)user == 30; /* gives up */
+    return ++*(int *)user == 30; /* cancels */
 }
 
 /* A scan may take longer than a deadline as long as it moves; one that the caller gave stays. */
@@ -191,7 +191,7 @@ static void test_fork(void **state)
         struct leat_ws *ws;
         uint8_t buf[100];
         uint64_t bytes;
-        int bad = !leat_forked(x.client) || x.client->fd != -1 || /* the daemon hears of its parent's death */
+        int bad = !leat_forked(x.client) || x.client->fd != -1 || /* the daemon sees its parent die */
                   fcntl(parents_fd, F_GETFD) != -1 ||
                   leat_open(x.client, "set", NULL, &ws, &err) != LEAT_INVALID ||
                   leat_read_batch(view, ids, 2, 0, &other, &err) != LEAT_INVALID ||
@@ -212,8 +212,8 @@ static void test_fork(void **state)
     fixture_close(&x);
 }
 
-/* Every wait asks the hook, and ends when it says so, long before its deadline. */
-#define HOOK_NEVER (1 << 30) /* what is to succeed may ask any number of times on a machine that is busy */
+/* Every wait calls the hook, and ends when the hook returns non-zero, long before its deadline. */
+#define HOOK_NEVER (1 << 30) /* on a busy machine a successful wait may call it any number of times */
 static _Atomic int hook_left;
 static struct leat_ws *hook_ws;
 
@@ -234,7 +234,7 @@ static int hook_calls_back(void *user)
 static struct leat_iter *hook_it;
 static int hook_found;
 
-/* Asks for a batch itself, and gives up. */
+/* Requests a batch itself, and cancels. */
 static int hook_takes_next(void *user)
 {
     static bool inside;
@@ -292,7 +292,7 @@ static void test_interrupt(void **state)
     x.daemon->mute = false;
     hook_left = HOOK_NEVER;
 
-    /* A slot that comes back when a descriptor says so, which is never. */
+    /* A slot whose descriptor never becomes readable. */
     int fd = eventfd(0, EFD_CLOEXEC);
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(leat_read_batch(view, ids, 2, 0, &held[i], &err), 0);
@@ -322,7 +322,7 @@ static void test_interrupt(void **state)
     fixture_close(&x);
 }
 
-/* A consumer in haste, which reads by itself, is interrupted as one for whom it is read ahead. */
+/* A consumer without read-ahead, which reads by itself, is interrupted like one with it. */
 static void test_interrupt_haste(void **state)
 {
     enum { STEPS = 8000 };
@@ -388,7 +388,7 @@ static void test_fairq(void **state)
 
 /* --- other nodes --------------------------------------------------------------------------------------------------------------- */
 
-/* The connection breaks in the middle: brokered anew, once; then the samples come by way of their source. */
+/* The connection breaks in the middle: brokered again, once; then the samples come from their source. */
 static void test_node_dies(void **state)
 {
     struct fixture x;
@@ -430,7 +430,8 @@ static void test_node_dies(void **state)
     fixture_close(&x);
 }
 
-/* A peer frozen past the deadline: its slot is in quarantine, others go on, and nothing late lands in a slot in use. */
+/* A peer frozen past the deadline: its slot is in quarantine, others continue, and nothing late lands in a
+ * slot in use. */
 static void test_frozen_node(void **state)
 {
     struct fixture x;
@@ -453,7 +454,7 @@ static void test_frozen_node(void **state)
     /* Now nothing but the quarantined one is left: the connection is torn down and the slot used. */
     assert_int_equal(leat_read_batch(view, local, 4, 0, &kept[1], &err), 0);
     assert_int_not_equal(leat_batch_slot(kept[0]), leat_batch_slot(kept[1]));
-    /* The peer wakes up and sends what it owed; nobody may see it. */
+    /* The peer wakes up and sends late data; no batch may contain it. */
     uint8_t late[256];
     memset(late, 0xee, sizeof(late));
     send(x.daemon->broker_peer, late, sizeof(late), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -551,7 +552,8 @@ static int brings_nothing(struct net_ctx *ctx, struct net_event *events, unsigne
     return 0;
 }
 
-/* A NIC that hangs gives nothing back: what it may still write to is left to it when the view is closed, and the program goes on. */
+/* A NIC that hangs completes nothing: closing the view leaves it the memory that it may still write, and
+ * the program continues. */
 static void test_nothing_is_given_back(void **state)
 {
     struct fixture x;

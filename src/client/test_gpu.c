@@ -207,7 +207,7 @@ static void saw_its_own(struct leat_view *view, uint64_t first, const uint8_t *s
     leat_batch_release(next);
 }
 
-/* With one slot: a kernel that reads late sees its own batch, whatever was asked for meanwhile. */
+/* With one slot: a kernel that reads late sees its own batch, whatever was requested since. */
 static void test_consumer_stream(void **state)
 {
     struct fixture *x = *state;
@@ -257,7 +257,8 @@ static void test_stream_refuses(void **state)
     leat_view_close(view);
 }
 
-/* A CUDA graph is captured meanwhile: what is asked of the device does not end that, and no event of ours becomes part of it. */
+/* During the capture of a CUDA graph: our calls do not end the capture, and no event of ours becomes part
+ * of it. */
 static void test_capture(void **state)
 {
     struct fixture *x = *state;
@@ -377,7 +378,7 @@ static void test_slot_in_use_keeps_its_own(void **state)
     munmap(pages, SLOTS * bytes);
 }
 
-/* Pages that the device reads stay those that are written, whoever forked meanwhile. */
+/* Pages that the device reads stay those that are written, after any fork. */
 static void test_fork_keeps_pages(void **state)
 {
     struct fixture *x = *state;
@@ -491,7 +492,7 @@ static void test_copy_fails(void **state)
         check_device(batch);
         leat_batch_release(batch);
     }
-    fake.refuse("cuEventRecord", 1, 999); /* the copies run, nothing tells when: the stream is asked */
+    fake.refuse("cuEventRecord", 1, 999); /* the copies run without an event: the stream is queried */
     fake.delay(1000);
     assert_int_equal(read_from(view, 50, &batch), -EIO);
     for (unsigned i = 0; i < 4; i++) {
@@ -557,7 +558,7 @@ static void test_load_fails(void **state)
     leat_view_close(view);
 }
 
-/* After the device is lost every call says so, none hangs, and closing works. */
+/* After the device is lost every call reports it, none hangs, and closing works. */
 static void test_lost(void **state)
 {
     struct fixture *x = *state;
@@ -575,7 +576,7 @@ static void test_lost(void **state)
     leat_batch_release(batch[1]);
     for (unsigned i = 0; i < 4; i++)
         assert_int_equal(read_from(view, 3, &batch[0]), -EIO);
-    fake.lose(0); /* so that this process of many tests can go on; what is pinned is given back */
+    fake.lose(0); /* so that further tests of this process can run; pinned memory is given back */
     leat_view_close(view);
 }
 
@@ -625,7 +626,7 @@ static void test_reuse(void **state)
         fake.kernel(stream, seen[i], (uintptr_t)leat_batch_data(batch, 0, NULL), sizeof(seen[i]), &go);
         assert_int_equal(leat_batch_release_on_stream(batch, stream, &err), 0);
     }
-    struct leat_batch *last[3]; /* whoever holds all slots knows that all kernels are done */
+    struct leat_batch *last[3]; /* holding all slots proves that all kernels are done */
     for (unsigned i = 0; i < 3; i++)
         assert_int_equal(read_from(view, i, &last[i]), 0);
     for (unsigned i = 0; i < 3; i++)

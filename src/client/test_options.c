@@ -354,7 +354,7 @@ static void test_memory(void **state)
     close_set(&x);
 }
 
-static int countdown(void *user) /* finished once it has come down to 0; then nobody asks again */
+static int countdown(void *user) /* finished once it has come down to 0; it is not called again */
 {
     int *left = user;
     assert_true(*left > 0);

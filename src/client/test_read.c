@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Opening and reading: what is told of a set, single samples and batches, from the pool, streamed, of several nodes. */
+/* Opening and reading: facts about a set, single samples and batches, from the pool, streamed, of several
+ * nodes. */
 #include "client/test_fixture.h"
 
 #include "base/testing.h"
@@ -8,7 +9,7 @@
 
 static struct leat_error err;
 
-/* --- what is told -------------------------------------------------------------------------------------------------- */
+/* --- facts about a set --------------------------------------------------------------------------------------------- */
 
 static void test_info(void **state)
 {
@@ -243,7 +244,7 @@ static void test_paths(void **state)
     fixture_close(&x);
 }
 
-/* A checksum that does not match is no fault of the data when the sample has gone away meanwhile. */
+/* A checksum that does not match is no fault of the data if the sample left the pool during the read. */
 static void test_moved(void **state)
 {
     struct fixture x;
@@ -256,7 +257,7 @@ static void test_moved(void **state)
     fixture_close(&x);
 }
 
-/* What is told arrives as it was told; what makes no sense is refused here, or is nothing. */
+/* A report arrives unchanged; a senseless one is refused here, or has no effect. */
 static void test_report(void **state)
 {
     struct leat_report r = {.size = sizeof(r),

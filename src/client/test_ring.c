@@ -250,7 +250,7 @@ static void test_iterate_errors(void **state)
     fixture_close(&x);
 }
 
-/* An iterator that waits for a slot keeps nobody else waiting, with or without a deadline. */
+/* An iterator that waits for a slot does not block other callers, with or without a deadline. */
 static void test_iterator_waits_alone(void **state)
 {
     struct fixture x;
@@ -307,7 +307,7 @@ static void test_iterate_haste(void **state)
         leat_batch_release(held[i]);
     leat_iter_close(it);
 
-    /* All slots held in haste: the batch that could not be read is the next one. */
+    /* All slots held, without read-ahead: the batch that could not be read is the next one. */
     assert_int_equal(leat_iterate(view, &o, &it, &err), 0);
     for (step = 0; step < 100; step++) {
         assert_int_equal(leat_next(it, 0, &batch, &err), 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Scans, as far as the client makes them: what is told, handed out, released, asked for again, and believed. */
+/* Scans, the client's side: objects received, handed out, released, requested again, and checked. */
 #include "client/test_fixture.h"
 
 #include <stdio.h>
@@ -64,7 +64,8 @@ static void test_in_order(void **state)
     end(&s);
 }
 
-/* The daemon hears of what was released without a gap; what was not handed out, or is released twice, changes nothing. */
+/* The daemon learns of releases without a gap; releasing an object twice, or before it was handed out, has
+ * no effect. */
 static void test_released_in_any_order(void **state)
 {
     struct scanned s;
@@ -87,7 +88,7 @@ static void test_released_in_any_order(void **state)
     end(&s);
 }
 
-/* Whoever gives up waiting asks for the same one the next time. */
+/* A call after a cancelled one requests the same object. */
 static void test_an_answer_that_does_not_come(void **state)
 {
     struct scanned s;
@@ -101,7 +102,7 @@ static void test_an_answer_that_does_not_come(void **state)
     assert_int_equal(next(&s).number, 3);
     fake_hang_up(s.x.daemon);
     while (leat_scan_next(s.scan, 0, &sample, &err) == 0)
-        ; /* what was told already */
+        ; /* objects already received */
     assert_int_equal(leat_scan_next(s.scan, 0, &sample, &err), LEAT_PEER_GONE);
     leat_scan_close(s.scan);
     fixture_close(&s.x);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tlock.c: waiting so that it can be given up: deadlines, the cancel flag of an iterator, the user's interrupt hook.
+ * tlock.c: waits that can be cancelled: deadlines, the cancel flag of an iterator, the user's interrupt hook.
  *
- * The hook is asked with no lock held, on the thread that made the call, at most every POLL_NS: it may be as costly as
- * taking Python's interpreter lock. Waits sleep POLL_MS at most when there is a hook or a flag to look at.
+ * The hook is asked with no lock held, on the thread that made the call, at most every POLL_NS: it may be as
+ * costly as taking Python's interpreter lock. Waits sleep POLL_MS at most when there is a hook or a flag to
+ * look at.
  */
 #include "client/client.h"
 

@@ -8,7 +8,7 @@
  *
  * Failure modes: every slot held: LEAT_BUSY naming the holders, nothing is overwritten; a quarantined slot whose peer stays
  * frozen comes back once the connection is torn down, which happens when no other slot is left.
- * Invariants: only who has the fill turn takes slots; any thread gives them back; the memory lives until
+ * Invariants: only the holder of fill_lock takes slots; any thread gives them back; the memory lives until
  * the handle and the last held batch are gone, and that of a slot in RELEASING until its event has come (orphans).
  */
 #include "client/client.h"
@@ -145,7 +145,7 @@ static bool fd_ready(int fd, int timeout_ms)
 {
     struct pollfd pfd = {.fd = fd, .events = POLLIN};
     return poll(&pfd, 1, timeout_ms) >
-           0; /* an error or hang-up ends the wait as well: nobody will signal it any more */
+           0; /* an error or hang-up ends the wait as well: no signal can follow */
 }
 
 /* True once: the event is used up then. */
@@ -171,8 +171,9 @@ static bool is_released(struct view_slot *slot)
 }
 
 /*
- * Memory of slots whose view has gone while something still read them. Nobody waits for it: each view that is made or
- * freed looks whether some can go. What a program that opens no view any more leaves here is gone with the process.
+ * Memory of slots whose view was freed while something still read them. No thread waits for it: making or
+ * freeing a view frees the slots that are no longer read. If a program opens no further view, the memory
+ * stays until it ends.
  */
 struct orphan {
     struct list node;
@@ -549,7 +550,7 @@ static void wait_for_release(struct leat_view *v, uint64_t deadline_ns)
     cond_wait_until(&v->freed, &v->lock, clock_now_ns() + (uint64_t)ms * NS_PER_MS);
 }
 
-/* Under lock: why nobody can tell of any slot that was given back when it is free, or 0. */
+/* Under lock: an error if no slot that was given back can report its end, or 0. */
 static int no_pending_release(const struct leat_view *v, struct leat_error *err)
 {
     const struct gpu_buffer *refused = NULL;
@@ -600,7 +601,7 @@ int view_slot_take(struct leat_view *v, bool wait_held, const struct client_rpc_
             continue;
         }
         lagged = lagged || count_state(v, SLOT_RELEASING);
-        tlock_give(&v->fill_lock); /* an iterator may wait here for long: others get their answer meanwhile */
+        tlock_give(&v->fill_lock); /* an iterator may wait here for long; others may read concurrently */
         wait_for_release(v, how->deadline_ns);
         pthread_mutex_unlock(&v->lock);
         rc = client_cancelled(client, how, &poll_ns)
@@ -612,7 +613,7 @@ int view_slot_take(struct leat_view *v, bool wait_held, const struct client_rpc_
     }
     if (slot) {
         slot_move(slot, SLOT_FILLING);
-        v->lags += lagged; /* now, so that who waits for this batch sees it when that comes */
+        v->lags += lagged; /* now, so that a thread that waits for this batch sees the new count */
         *ret_slot = slot;
     }
     pthread_mutex_unlock(&v->lock);

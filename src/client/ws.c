@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ws.c: working sets: the index and the live table of one, mapped, and its regions, mapped on first use in runs of 64.
+ * ws.c: working sets: the index and the live table of one, mapped, and its regions, mapped on first use in
+ * runs of 64.
  *
- * Failure modes: the set is dropped by force: the generation in the live table moves (and REVOKED comes), reads after
- * that are LEAT_STALE; the daemon dies: its socket ends and every later read is LEAT_PEER_GONE, though the mappings stay
- * readable, so that nobody crashes. Invariants: mappings live as long as the struct; a map pointer is published
- * with release and read with acquire; the handle on the daemon is closed with the last reference.
+ * Failure modes: the set is dropped by force: the generation in the live table moves (and REVOKED comes),
+ * reads after that are LEAT_STALE; the daemon dies: its socket ends and every later read is LEAT_PEER_GONE,
+ * though the mappings stay readable, so that no reader crashes. Invariants: mappings live as long as the
+ * struct; a map pointer is published with release and read with acquire; the handle on the daemon is closed
+ * with the last reference.
  */
 #include "base/hex.h"
 #include "client/client.h"
@@ -19,7 +21,7 @@
 #include "wire/address.h"
 
 #define REGION_RUN 64u
-#define TELL_NS    (100 * NS_PER_MS) /* so often whoever waits is told how far loading is */
+#define TELL_NS    (100 * NS_PER_MS) /* interval of progress reports to a waiting caller */
 
 /* --- opening --------------------------------------------------------------------------------------------------- */
 
@@ -484,7 +486,7 @@ static bool mapped(struct leat_ws *ws, uint32_t gid)
     return window ? window->at != NULL : gid < ws->info.nregions && ws->maps[gid];
 }
 
-/* Maps fd as region gid and publishes it. By who has the turn. */
+/* Maps fd as region gid and publishes it. The caller holds map_lock. */
 static int map_one(struct leat_ws *ws, uint32_t gid, int fd, struct leat_error *err)
 {
     struct ws_window_map *window = stream_window_place(ws, gid);
@@ -520,7 +522,7 @@ static int call_regions(struct leat_ws *ws, uint32_t first, uint32_t count, cons
     return client_rpc_call(ws->client, PROTO_REGIONS, &body, NULL, 0, how, ret_reply, err);
 }
 
-/* By who has the turn: asks for [first, +count) and maps what comes. */
+/* Requests regions [first, +count) and maps them. The caller holds map_lock. */
 static int fetch_regions(struct leat_ws *ws, uint32_t first, uint32_t count, const struct client_rpc_how *how,
                          struct leat_error *err)
 {
