@@ -14,7 +14,7 @@ struct serve_config {
     uint64_t capacity_bytes;            /* of each path; 0: the file system's */
     unsigned high_percent, low_percent; /* 0: the store's defaults */
     uint64_t scrub_ns;                  /* a pass lasts so long; 0: the store's default; UINT64_MAX: off */
-    uint64_t upload_age_ns; /* uploads in parts that nobody touched for so long go; 0: the store's default */
+    uint64_t upload_age_ns; /* age of idle uploads in parts that are aborted; 0: the store's default */
     uint64_t scrub_rate;    /* bytes a second of a path, at most; 0: the store's default */
     uint64_t memory_bytes;  /* of bodies and documents under way */
     bool forget_missing;    /* a path of the store that is not among `paths` is gone for good */
@@ -25,7 +25,7 @@ struct serve_config {
     char *keys_file;
     bool anonymous; /* everybody may do everything */
     char *tls_cert, *tls_key;
-    char *admin_token_file; /* who sends what it holds may administrate */
+    char *admin_token_file; /* clients that send its content may administrate */
     char *region;
     char **domains; /* NULL-terminated */
     unsigned ndomains;

@@ -15,10 +15,10 @@ int serve_new(const struct serve_config *config, struct serve **ret_serve, struc
 const char *serve_endpoint(const struct serve *serve, unsigned i);
 /* Its store; lives as long as `serve`. */
 struct store *serve_store(struct serve *serve);
-/* May a user of this host read a bucket, though he comes by no service? Who runs this process, root, and whom the keys file lets: a section of his
- * name, or [anonymous]. Any thread. */
+/* May a user of this host read a bucket directly? Yes: this process's user, root, and users that the keys
+ * file permits: a section with the user's name, or [anonymous]. Any thread. */
 bool serve_may_read(void *serve, uint32_t uid, const char *bucket);
-/* Keys and certificates anew, if their files have changed. It is done once a second as well. */
+/* Reloads keys and certificates if their files have changed. That is done once a second as well. */
 void serve_reload(struct serve *serve);
 /* No new connections; requests under way get the configuration's grace; then all of it goes. NULL is fine. */
 void serve_free(struct serve *serve);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * admin.c: who may ask, which route it is, and the way to a worker and back.
+ * admin.c: authentication, choice of the route, and the way to a worker and back.
  *
- * Happy path: a path is looked up, the requester judged, a body read (64 KiB at most), the route run by a worker, its JSON sent.
- * Failure modes: each is {"error": {"code", "message"}} with the status that fits; an unknown path is 404, a method that a path has not got 405 with
- * what it has. A busy queue is 503.
+ * Happy path: a path is looked up, the requester judged, a body read (64 KiB at most), the route run by a
+ * worker, its JSON sent.
+ * Failure modes: each is {"error": {"code", "message"}} with the status that fits; an unknown path is 404, a
+ * method that a path has not got 405 with what it has. A busy queue is 503.
  * Invariants: nothing is changed without right(); a token is compared in constant time and is in no message.
  */
 #include "serve/admin/admin_internal.h"
@@ -75,7 +76,7 @@ int admin_none(struct admin_task *v, const char *what)
     return error_set(&v->err, LEAT_NOT_FOUND, "this server has no %s", what);
 }
 
-/* --- who may ------------------------------------------------------------------------------------------------------------- */
+/* --- authentication ------------------------------------------------------------------------------------------------------ */
 
 static bool token_is(const struct admin *admin, const struct http_request *req)
 {

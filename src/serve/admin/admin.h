@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * admin.h: what a service tells of its node, and what it lets be done to it:
+ * admin.h: the state of a node, and its administration:
  *
  *   GET /healthz, /readyz      it lives; it can serve                      /                  a page for people
  *   GET /metrics               for Prometheus, also as OpenMetrics         /v1/...            JSON, described by /v1/openapi.json
  *
- * Who may: with a token, whoever sends it ("Authorization: Bearer ..."), and processes of the same user (or root) over a unix socket.
- * Without one, /v1 and /metrics answer those, and to others on this host what only reads. /healthz, /readyz and the page itself, which
- * holds no data, are for everybody. No web page of elsewhere may ask for more: see README.md of the folder above.
+ * Access: with a token, clients that send it ("Authorization: Bearer ..."), and processes of the same user (or root) over a unix socket.
+ * Without one, /v1 and /metrics answer such processes, and reads of other processes on this host. /healthz, /readyz and the page itself, which
+ * holds no data, are for everybody. No page of another site may request more: see README.md of the folder above.
  */
 #ifndef SERVE_ADMIN_H
 #define SERVE_ADMIN_H
@@ -24,7 +24,8 @@
 /* A pool of memory beside the store, in the same process. Calls come from workers and may block. */
 struct admin_pool {
     void *user;
-    /* JSON, or Prometheus text, as leat_query gives it; `all`: to one who may see all sets and jobs. *ret_text is the caller's to free. */
+    /* JSON, or Prometheus text, as leat_query gives it; `all`: for a client that may see all sets and
+     * jobs. *ret_text is the caller's to free. */
     int (*query)(void *user, enum leat_query query, const char *arg, bool all, char **ret_text,
                  struct leat_error *err);
     /* LEAT_BUSY: it is in use, and not `force`. */
@@ -55,7 +56,7 @@ void admin_watch(struct admin *admin, struct http_server *server);
 bool admin_wants(const struct http_request *req);
 /* A handler's `request`, for what it wants. */
 void admin_request(struct admin *admin, struct http_request *req);
-/* A handler's `refuse`, for targets that it wants; false: it is somebody else's. */
+/* A handler's `refuse`, for its own targets; false: another handler's. */
 bool admin_refuse(const struct http_refusal *refusal, struct bytes_out *headers, struct bytes_out *body);
 
 /* What /v1 has, for a test to compare with its description: method and path of route i, "{name}" for what varies; false: no such. */

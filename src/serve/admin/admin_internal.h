@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* admin_internal.h: between admin.c (who may, which route), v1_*.c (the routes), metrics.c and page.c. */
+/* admin_internal.h: between admin.c (authentication, choice of the route), v1_*.c (the routes), metrics.c
+ * and page.c. */
 #ifndef SERVE_ADMIN_INTERNAL_H
 #define SERVE_ADMIN_INTERNAL_H
 
@@ -38,7 +39,7 @@ struct admin_task {
     struct bytes_out text;
     const char *type; /* of text */
     bool openmetrics;
-    bool sees_all; /* of the pool: who asks has proved who they are */
+    bool sees_all; /* of the pool: the client is authenticated */
     struct leat_error err;
 };
 

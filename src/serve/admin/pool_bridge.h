@@ -15,9 +15,10 @@ struct pool_bridge;
 int pool_bridge_new(struct loop *loop, struct server *server, struct pool_bridge **ret_bridge);
 /* For admin_config.pool; as long as the bridge. */
 const struct admin_pool *pool_bridge_pool(struct pool_bridge *bridge);
-/* The loop has ended, or will run nothing more: who waits hears that the daemon ends, and so does who asks later. Harmless twice. */
+/* The loop has ended, or will run nothing more: waiting and later requests get the error that the daemon
+ * ends. Harmless twice. */
 void pool_bridge_close(struct pool_bridge *bridge);
-/* Nobody asks any more. NULL is fine. */
+/* After the last request. NULL is fine. */
 void pool_bridge_free(struct pool_bridge *bridge);
 
 #endif

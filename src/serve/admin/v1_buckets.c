@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* v1_buckets.c: buckets, who owns them, and what they stand in front of. */
+/* v1_buckets.c: buckets, their owners, and their remotes. */
 #include "serve/admin/admin_internal.h"
 
 #include <stdio.h>

@@ -75,7 +75,7 @@ static json_t *tier_json(struct admin *admin)
     return json;
 }
 
-/* As `leat status` has it; an error of the pool's is a field, so that the rest is still told. */
+/* As `leat status` has it; an error of the pool's is a field, so that the rest is still there. */
 static json_t *pool_json(struct admin_task *v)
 {
     const struct admin_pool *pool = v->admin->config.pool;

@@ -5,8 +5,8 @@
  *   member   object opened, member found (worker) ─▶ conditions, range (service) ─▶ the first instalment (worker) ─▶ head and body
  *   batch    list parsed, everything opened and found, first instalment (worker) ─▶ head with the length of all ─▶ the rest, step by step
  *
- * Happy path: all that is asked for is open before the head goes, so that what is missing is told where it would stand, and no object
- * changes under the answer. Failure modes: what is missing, or damaged as far as its opening shows, becomes a member "__missing__/NAME" that says why,
+ * Happy path: all entries are opened before the head is sent, so that a missing one is reported in its place, and no object
+ * changes under the answer. Failure modes: an entry that is missing, or found damaged at its opening, becomes a member "__missing__/NAME" with the reason,
  * in JSON. The CRC of an archive's member is compared as its bytes are made: a wrong one refuses the request before the head, and breaks the
  * connection off, short of its length, after it. Invariants: an archive of n entries has n members, in their
  * order; descriptors and bytes that batches hold are counted, and past their cap the answer is 503.
@@ -299,7 +299,7 @@ static char *missing_text(const struct batch_entry *e, enum s3_code code, const 
     return text;
 }
 
-/* What cannot be told now is not missing: who asks again later gets it. */
+/* A failure that may pass: the entry is not missing, and a later request may get it. */
 static bool not_now(enum s3_code code)
 {
     return code == S3_NO_SUCH_BUCKET || code == S3_SLOW_DOWN || code == S3_UNAVAILABLE ||
@@ -317,7 +317,7 @@ static enum s3_code open_entry(struct s3_task *v, const struct batch_entry *e, s
         enum s3_code code = code_of_store(rc);
         if (not_now(code))
             s3_task_fail_store(v, rc, err);
-        err->message[0] = 0; /* of our disks, and nobody else's business */
+        err->message[0] = 0; /* about our disks: not for clients */
         return code;
     }
     part->mtime_ns = part->obj->info.mtime_ns;

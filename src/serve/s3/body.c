@@ -16,7 +16,7 @@
 
 #define OBJECT_MAX   (5ull * 1024 * GIB)
 #define CHUNK_BUFFER (256 * KIB)
-#define UNKNOWN_DOC  (1 * MIB) /* a document of no told length */
+#define UNKNOWN_DOC  (1 * MIB) /* a document of unknown length */
 
 /* --- what was said ----------------------------------------------------------------------------------------------------------- */
 
@@ -204,7 +204,7 @@ void body_hash(struct s3_task_body *b, const void *data, size_t len)
         EVP_DigestUpdate(b->sha256, data, len);
 }
 
-/* Payload that lies elsewhere than in the put's buffer. */
+/* Payload outside the put's buffer. */
 static int take(void *user, const void *data, size_t len)
 {
     struct s3_task *v = user;

@@ -76,7 +76,7 @@ static void created(struct s3_task *v)
     strcat(location, v->call.bucket);
     struct bytes_out *headers = s3_task_answer(v, 200);
     http_put_header(headers, "Location", location);
-    if (v->remote) /* that it was understood: others who speak S3 make a plain bucket */
+    if (v->remote) /* confirms the setting: other S3 servers make a plain bucket */
         http_put_header(headers, "x-leat-remote", "set");
     http_send_copy(v->req, NULL, 0);
 }
@@ -93,8 +93,8 @@ static bool reserved(const char *name)
 }
 
 /*
- * A bucket in front of another: an extension of ours, for who may do everything, as it names files and profiles of this server. Never for
- * who shows no key: a store that is open to all is not to open the server's files as well.
+ * A caching bucket: an extension of ours, for administrators only, as it names files and profiles of this
+ * server. Never without a key: a store that is open to all must not open the server's files as well.
  */
 static void read_remote(struct s3_task *v)
 {

@@ -30,7 +30,7 @@ struct bundle_part {
     uint64_t first, count;       /* of the payload */
     char *text;                  /* owned by the body from here on */
     const char *path,
-        *opaque; /* name in the archive, and what is told with it (NULL: nothing); the caller's, outlive the body */
+        *opaque; /* name in the archive, and the entry's opaque text (NULL: none); the caller's, outlive the body */
     const char *prefix, *suffix; /* of the name: prefix + path + "/" + suffix; NULL: none */
     int64_t mtime_ns;
 };

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * CopyObject and UploadPartCopy: the source is opened, its conditions are looked at, and its bytes go through a buffer of the put, verified on the way.
+ * CopyObject and UploadPartCopy: the source is opened, its conditions are looked at, and its bytes go through
+ * a buffer of the put, verified on the way.
  *
- * Invariants: one version of the source is read from beginning to end, whatever happens to its key meanwhile; so a copy onto itself, which changes
- * what is kept with an object, is a copy like any other.
+ * Invariants: one version of the source is read from beginning to end, whatever happens to its key during
+ * that. So a copy onto itself, which changes an object's metadata, is a copy like any other.
  */
 #include "serve/s3/task.h"
 

@@ -2,10 +2,11 @@
 /*
  * GetObject and HeadObject.
  *
- * Happy path: an object that is open and verified is answered on the reactor's thread: one head, one piece of a file. Others are opened by a worker;
- * what was not verified since is, in steps, each while the one before is on its way out.
- * Failure modes: a damaged block in the first step is a 500, or the remote's object where there is one; in a later one the connection is broken
- * off, so that nobody takes what came for the whole.
+ * Happy path: an object that is open and verified is answered on the reactor's thread: one head, one piece of
+ * a file. Others are opened by a worker; what was not verified since is, in steps, each while the one before
+ * is on its way out.
+ * Failure modes: a damaged block in the first step is a 500, or the remote's object where there is one; in a
+ * later one the connection is aborted, so that no client takes a part for the whole.
  * Invariants: no byte leaves that was not verified since the object was opened.
  */
 #include "serve/s3/parts.h"
@@ -155,8 +156,7 @@ static void put_head(const struct s3_service *service, struct http_request *req,
         put_pair(&p, pair.name, pair.value);
     if (!p.has_type)
         http_put_header(p.headers, "Content-Type", "binary/octet-stream");
-    if (w->status == 206 &&
-        w->bytes) { /* nothing, a last part of no bytes, has no first byte that could be told */
+    if (w->status == 206 && w->bytes) { /* an empty last part has no first byte to report */
         snprintf(text, sizeof(text), "bytes %llu-%llu/%llu", (unsigned long long)w->first,
                  (unsigned long long)(w->first + w->bytes - 1), (unsigned long long)obj->info.bytes);
         http_put_header(p.headers, "Content-Range", text);
@@ -208,7 +208,8 @@ static void at_once_over(struct http_request *req, int rc)
 
 static const struct http_ops at_once = {.over = at_once_over};
 
-/* Who has no key may not say how an answer is to be labelled: a page of somebody else's making under our name. */
+/* Unsigned requests may not choose the headers of an answer: a link could show another author's page under
+ * our name. */
 static bool overrides_refused(const struct s3_call *call, bool is_signed)
 {
     for (unsigned i = 0; !is_signed && call->nparams && i < ARRAY_LEN(overrides); i++) {
@@ -330,7 +331,7 @@ static void opened(struct s3_task *v);
 static void first_checked(struct s3_task *v)
 {
     struct wanted w;
-    if (v->checked == v->first && v->end > v->first) { /* opened anew */
+    if (v->checked == v->first && v->end > v->first) { /* opened again */
         opened(v);
         return;
     }
@@ -378,7 +379,7 @@ static void lost(struct s3_task *v, int rc, const struct leat_error *err)
     s3_task_refuse(v);
 }
 
-/* The next bytes that have come; none: we are told. */
+/* The next bytes that have come; none: the waiter calls us. */
 static void send_arriving(struct s3_task *v)
 {
     struct leat_error err = {0};

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Happy path: the file is read in one go into a table sorted by access keys; a request finds its user by bisection, and the day's signing key in the
- * user's own cache.
- * Failure modes: a file that others may read, a section without a secret, a word that is not known: refused whole, with its line.
- * Invariants: secrets are wiped when their table goes; a table in use stays as it is until its last user has let go.
+ * Happy path: the file is read in one go into a table sorted by access keys; a request finds its user by
+ * bisection, and the day's signing key in the user's own cache.
+ * Failure modes: a file that others may read, a section without a secret, a word that is not known: refused
+ * whole, with its line.
+ * Invariants: secrets are wiped when their table goes; a table in use stays as it is until its last user
+ * releases it.
  */
 #include "serve/s3/keys.h"
 
@@ -260,7 +262,7 @@ static bool may_nothing(const struct keys_user *u)
     return !u->admin && !u->create && !u->read && !u->write;
 }
 
-/* Whoever has one half of a pair of keys has no key at all: say so. A file that names nobody is one that was cut off, or not written yet. */
+/* Half a pair of keys is no key: an error. A file without users was cut off, or is not written yet. */
 static int finish(struct load *l)
 {
     struct keys *keys = l->keys;

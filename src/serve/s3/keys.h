@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * keys.h: who may do what. A file in the form of AWS's shared credentials, so that AWS's tools read it as well: a section a user, with
- * what he may do in the same section.
+ * keys.h: users and permissions. A file in the form of AWS's shared credentials, so that AWS's tools read it as well: a section a user, with
+ * the user's permissions.
  *
  *   [default]                              [team]                              [anonymous]
  *   aws_access_key_id = LEATQ3...          aws_access_key_id = LEATX9...       read = public-*
@@ -39,11 +39,11 @@ struct keys_user {
 };
 
 struct keys;
-/* Nobody has a key; `open`: everybody may do everything. */
+/* No user has a key; `open`: every request is allowed. */
 int keys_none(bool open, struct keys **ret_keys);
 struct keys *keys_ref(struct keys *keys);
 void keys_unref(struct keys *keys); /* NULL is fine */
-/* Makes the file, with one user "default" who may do everything, and its folder. -EEXIST: there is one. */
+/* Makes the file, with one administrator "default", and its folder. -EEXIST: there is one. */
 int keys_create(const char *path, struct leat_error *err);
 
 /* NULL: no such key. Valid as long as the table. */
@@ -60,11 +60,12 @@ bool keys_may(const struct keys *keys, const struct keys_user *user, const char 
 
 /* The table of now, replaced when the file changes. */
 struct keyring;
-/* path NULL: nobody has a key, and `open` says whether everybody may do everything. LEAT_NOT_FOUND, LEAT_DENIED (others may read the file), LEAT_INVALID with the line. */
+/* path NULL: no user has a key, and `open` says whether every request is allowed. LEAT_NOT_FOUND,
+ * LEAT_DENIED (others may read the file), LEAT_INVALID with the line. */
 int keyring_new(const char *path, bool open, struct keyring **ret_ring, struct leat_error *err);
 void keyring_free(struct keyring *ring);
 struct keys *keyring_get(struct keyring *ring); /* with a reference */
-/* Looks whether the file is another one, and reads it anew; 1: it was. On failure the old table stays. */
+/* Reads the file again if it has changed; 1: it had. On failure the old table stays. */
 int keyring_check(struct keyring *ring, struct leat_error *err);
 
 #endif

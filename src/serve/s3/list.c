@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ListObjects, V1 and V2; ListObjectVersions, which has one version of each object, called "null", as S3 says of a bucket that was never told to keep more.
+ * ListObjects, V1 and V2; ListObjectVersions, which has one version of each object, called "null", as in S3
+ * for a bucket without versioning.
  *
- * A page of a list is written by a worker into memory: at most 1,000 entries, each of a key of 1,024 bytes that may take three times as much where
- * it is escaped, so 4 MiB in the worst case; that much is charged to the budget beforehand for a long list.
+ * A page of a list is written by a worker into memory: at most 1,000 entries, each of a key of 1,024 bytes
+ * that may take three times as much where it is escaped, so 4 MiB in the worst case; that much is charged to
+ * the budget beforehand for a long list.
  *
- * Invariants: a token says where a page ended, in hex: "k" and a key, or "p" and a common prefix, below which the next page has nothing.
+ * Invariants: a token says where a page ended, in hex: "k" and a key, or "p" and a common prefix, below which
+ * the next page has nothing.
  */
 #include "base/hex.h"
 #include "serve/s3/task.h"

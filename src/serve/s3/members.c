@@ -2,11 +2,11 @@
 /*
  * members.c: the indexes that are kept, and how one of them is asked.
  *
- *   find ──▶ known? ──no──▶ listed as BUILDING, lock given up, archive_index_build ──▶ READY, or taken off the list again
+ *   find ──▶ known? ──no──▶ listed as BUILDING, lock released, archive_index_build ──▶ READY, or removed from the list
  *              └──BUILDING by another: wait for it
  *
- * Failure modes: an archive that cannot be read is read again by who asks next: nothing is kept of it. Invariants: an index that somebody
- * looks into has refs and is not evicted; its bytes are charged while they are there, and nothing else is allocated for members.
+ * Failure modes: an archive that cannot be read is read again by the next request: nothing is kept of it. Invariants: an index in use
+ * has refs and is not evicted; its bytes are charged while they are there, and nothing else is allocated for members.
  */
 #include "serve/s3/members.h"
 
@@ -76,7 +76,7 @@ static void index_unlist(struct members *m, struct kept *x)
     }
 }
 
-/* The one that nobody has used for longest; false: all are in use. */
+/* The least recently used one; false: all are in use. */
 static bool evict_one(struct members *m)
 {
     list_for_each (node, &m->lru) {
@@ -146,7 +146,7 @@ static int charge(void *user, uint64_t bytes)
     return 0;
 }
 
-/* Listed, with a reference; the lock is held, given up meanwhile, and held again. */
+/* Listed, with a reference. The lock is held at entry and return, and released during the build. */
 static int build(struct members *m, struct kept *x, const struct members_archive *a, struct leat_error *err)
 {
     struct charging charging = {m, x};

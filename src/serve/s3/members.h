@@ -15,7 +15,7 @@ struct budget;
 
 /* budget: every byte of an index is charged there. The caller's, outlives it. */
 int members_new(struct budget *budget, struct members **ret_members);
-void members_free(struct members *m); /* NULL is fine; nobody is inside */
+void members_free(struct members *m); /* NULL is fine; no thread may be inside */
 
 /* One version of one object, open. */
 struct members_archive {

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Multipart uploads: made, listed, completed, given up. Parts themselves are put.c's and copy.c's.
+ * Multipart uploads: made, listed, completed, aborted. Parts themselves are put.c's and copy.c's.
  *
- * Happy path: at the end the client names the parts; each is compared with what is stored (ETag, checksum, size), a checksum of the whole is made of
- * theirs, and the store puts the object together in one step.
- * Failure modes: a part that is missing or another one is InvalidPart, one that is too small EntityTooSmall; the upload stays as it was. An
- * answer that was lost: the same request again finds the object with the ETag that its parts give, and says so.
+ * Happy path: at the end the client names the parts; each is compared with what is stored (ETag, checksum,
+ * size), a checksum of the whole is made of theirs, and the store puts the object together in one step.
+ * Failure modes: a part that is missing or another one is InvalidPart, one that is too small EntityTooSmall;
+ * the upload stays as it was. An answer that was lost: the same request again finds the object with the ETag
+ * that its parts give, and succeeds.
  */
 #include "base/hex.h"
 #include "serve/s3/parts.h"
@@ -188,8 +189,8 @@ static int note_upload(void *user, const struct store_upload *upload)
 }
 
 /*
- * A named part was not found: there is none, or another request completes the upload at this moment and its parts are on their way out. The store, which
- * waits for that end, tells which.
+ * A named part was not found: there is none, or another request completes the upload at this moment and its
+ * parts are on their way out. The store waits for that end, and reports which.
  */
 static int why_missing(struct completion *c, struct leat_error *err)
 {
@@ -588,7 +589,7 @@ static int list_parts(struct s3_task *v, struct leat_error *err)
         bytes_out_fini(&l.out);
         return rc;
     }
-    more = more && max; /* else who asks for no part asks for the rest for ever */
+    more = more && max; /* else a client that requests no part requests the rest for ever */
     struct bytes_out *out = &v->out;
     http_put(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListPartsResult xmlns=\"" S3_NAMESPACE "\">");
     s3_element(out, "Bucket", v->call.bucket, strlen(v->call.bucket));

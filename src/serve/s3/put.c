@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * PutObject and UploadPart: begin a put, receive into it, compare, commit. A small one meets a worker once: when all of it is here. DeleteObject
- * and DeleteObjects stand here too.
+ * PutObject and UploadPart: begin a put, receive into it, compare, commit. A small one meets a worker once:
+ * when all of it is here. DeleteObject and DeleteObjects stand here too.
  *
- * Invariants: an object is committed after every check of its body, in the same turn of a worker: a peer that goes at that moment gets an
- * object that it was not told of, never half of one.
+ * Invariants: an object is committed after every check of its body, in the same turn of a worker: if the peer
+ * leaves at that moment, the object exists without an acknowledgement, never half of it.
  */
 #include "serve/s3/task.h"
 

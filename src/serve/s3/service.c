@@ -59,7 +59,7 @@ void s3_service_free(struct s3_service *service)
     free(service);
 }
 
-/* A number that nobody guesses the next of: splitmix64 over a counter and a random start. */
+/* An unpredictable sequence of numbers: splitmix64 over a counter and a random start. */
 static void make_id(struct s3_service *service, char out[S3_TASK_ID_TEXT])
 {
     static const char hex[] = "0123456789ABCDEF";
@@ -73,7 +73,7 @@ static void make_id(struct s3_service *service, char out[S3_TASK_ID_TEXT])
     out[16] = 0;
 }
 
-/* --- who ------------------------------------------------------------------------------------------------------------------- */
+/* --- authentication -------------------------------------------------------------------------------------------------------- */
 
 static enum s3_code identify(struct s3_service *service, struct http_request *req, const struct s3_call *call,
                              struct keys *keys, struct sigv4_claim *claim, struct sigv4_key *ret_key,
@@ -174,8 +174,9 @@ void s3_service_request(struct s3_service *service, struct http_request *req)
     bool other_region = false;
     make_id(service, id);
     /*
-     * A body of no bytes is not waited for, so nobody says "100 Continue". botocore before 1.29 or so then takes the status of this answer for that of
-     * the next request on the connection, and waits a minute for the rest of it: let it have none.
+     * The server does not wait for an empty body, so it sends no "100 Continue". botocore before 1.29 or so
+     * then takes the status of this answer for that of the next request on the connection, and waits a minute
+     * for the rest of it: let it have none.
      */
     if (req->reader->expects_continue && req->body_bytes == 0)
         http_close_after(req);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * service.h: S3 over HTTP: who asks, what for, whether he may; then the operation, on objects.h.
+ * service.h: S3 over HTTP: the user, the operation, the permission; then the operation itself, on objects.h.
  *
  * s3_service_request is the handler of an HTTP server, or part of one. Any service thread of the server.
  */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Happy path: an operation makes its task work on a worker, comes back to the reactor's thread and answers; when the last byte is with the
- * kernel, `over` lets go of all.
- * Failure modes: the peer goes while a worker is busy: the task stays until the worker is done, then goes. The workers' queue is full: 503. A body
- * that breaks off: what was written of it is dropped, and nothing becomes visible.
+ * Happy path: an operation makes its task work on a worker, comes back to the reactor's thread and answers;
+ * when the last byte is with the kernel, `over` releases all.
+ * Failure modes: the peer goes while a worker is busy: the task stays until the worker is done, then goes.
+ * The workers' queue is full: 503. A body that breaks off: what was written of it is dropped, and nothing
+ * becomes visible.
  * Invariants: a task is answered at most once; after `over` nothing touches the request.
  */
 #include "serve/s3/task.h"
@@ -31,7 +32,8 @@ void s3_task_free(struct s3_task *v)
     free(v);
 }
 
-/* A put that nobody ends any more: a worker takes its file away, as that may wait for the disk, and for who writes to it. */
+/* An abandoned put: a worker removes its file, as that may wait for the disk, and for a thread that writes
+ * to it. */
 struct dropped {
     struct http_work work;
     struct store_put *put;
@@ -69,9 +71,9 @@ static void on_over(struct http_request *req, int rc)
     v->req = NULL;
     if (v->working) {
         if (atomic_exchange(&v->hands, S3_TASK_OVER) ==
-            S3_TASK_REACTOR) /* the worker is done: his word is on its way */
+            S3_TASK_REACTOR) /* the worker is done: its message is on its way */
             drop_put(v);
-        return; /* else he drops it */
+        return; /* else the worker drops it */
     }
     if (get_unwait(v))
         return;
@@ -459,7 +461,7 @@ enum s3_code s3_task_may(struct s3_service *service, struct keys *keys, const st
     if (!user->access)
         return S3_ACCESS_DENIED;
     int rc = objects_bucket_get(service->objects, bucket, &b, NULL);
-    if (rc == STORE_NO_BUCKET && user->create) /* who may make it, may know that it is not there */
+    if (rc == STORE_NO_BUCKET && user->create) /* a user who may make it may learn that it does not exist */
         return S3_NO_SUCH_BUCKET;
     if (rc == STORE_BUCKET_DAMAGED) /* whose it is cannot be said */
         return S3_INTERNAL;

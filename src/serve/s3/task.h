@@ -21,7 +21,7 @@ struct s3_service {
     struct objects *objects;
     struct keyring *keys;
     struct http_workers *workers;
-    struct http_workers *waiters; /* for what waits for remotes: one that is silent keeps nobody else */
+    struct http_workers *waiters; /* for remote work: a silent remote blocks only these */
     struct budget *budget;
     const struct site *site;
     struct members *members;    /* of archives that were looked into */
@@ -36,7 +36,7 @@ struct s3_service {
 
 #define S3_TASK_ID_TEXT 17
 
-/* Who lets go of what a task writes when its request is over. */
+/* The thread that releases a task's put when its request is over. */
 enum s3_task_hands { S3_TASK_REACTOR, S3_TASK_WORKER, S3_TASK_OVER };
 
 struct s3_task {
@@ -50,7 +50,7 @@ struct s3_task {
     s3_task_fn *run;
     void (*then)(struct s3_task *v);
 
-    /* Who, and what. */
+    /* The user, and the operation. */
     struct keys *keys; /* a reference */
     const struct keys_user *user;
     char id[S3_TASK_ID_TEXT];
@@ -74,7 +74,7 @@ struct s3_task {
     uint64_t first, end, sent,
         checked; /* of the object: [first, end) is asked for, checked and sent so far */
     bool idle;   /* idle: the server wants more, and nothing is checked yet */
-    bool anew;   /* what is here could not be read, so it was opened once more: the remote may have it */
+    bool anew;   /* the local copy could not be read, so it was opened once more: the remote may have it */
 
     struct bundling *bundling; /* batch.c: a member of an archive, or many objects; NULL: neither */
 
@@ -88,7 +88,7 @@ struct s3_task {
     char storage_class[24]; /* "": STANDARD */
 
     /* Of making a bucket. */
-    char *remote; /* tier.h: what it stands in front of, or NULL */
+    char *remote; /* tier.h: its remote, or NULL */
 
     /* Of copying. */
     char from_bucket[S3_BUCKET_MAX + 1], from_key[S3_KEY_MAX + 1];
@@ -149,19 +149,20 @@ void s3_task_send_empty(struct s3_task *v, unsigned status);
 struct http_text s3_task_header(const struct s3_task *v, const char *name);
 /* The same, or the query's parameter of that name, where SDKs that make a link put it. */
 struct http_text s3_task_demand(const struct s3_task *v, const char *name);
-/* May he who asks do this with that bucket? S3_OK, or what to answer. [reactor's thread or a worker] */
+/* May the user do this with that bucket? S3_OK, or the error to answer. [reactor's thread or a worker] */
 enum s3_code s3_task_may(struct s3_service *service, struct keys *keys, const struct keys_user *user,
                          const char *bucket, enum keys_right right);
 /*
- * The header or parameter `name` says whose bucket the client takes it for, by the id that ListBuckets tells its owner ("anonymous": of those that nobody owns). True
- * where it says so rightly, or nothing; also where there is no such bucket, as that is said elsewhere.
+ * The header or parameter `name` has the bucket's owner that the client expects, as the id in ListBuckets
+ * ("anonymous": of buckets without an owner). True if it is right or absent, and if there is no such bucket,
+ * as another check reports that.
  */
 bool s3_task_expected_owner(struct s3_service *service, const struct http_request *req,
                             const struct s3_call *call, const char *name, const char *bucket);
 /* Do objects of this bucket lie on disks that were stated to be encrypted, and nowhere else? */
 bool service_encrypts(const struct s3_service *service, const char *bucket);
 void etag_header(struct bytes_out *headers, const char *etag);
-void s3_task_free(struct s3_task *v); /* over, and nobody works on it */
+void s3_task_free(struct s3_task *v); /* over, and no worker has it */
 
 /* Begins an answer: with the request's id, and what keeps a browser from running an object. */
 struct bytes_out *service_answer(struct http_request *req, unsigned status, const char id[S3_TASK_ID_TEXT]);
@@ -177,7 +178,8 @@ enum s3_code code_of_store(int rc);
 void op_get(struct s3_task *v); /* and HEAD */
 /* At once, where all of it is at hand; false: by op_get. */
 void get_more(struct http_request *req); /* http_ops.more */
-/* The task is over: it is not told of its object any more. True: it was, and goes when the message arrives. */
+/* The task is over: no more messages about its object. True: one is on its way, and the task ends when it
+ * arrives. */
 bool get_unwait(struct s3_task *v);
 bool get_at_once(struct s3_service *service, struct http_request *req, const struct s3_call *call,
                  bool is_signed, const char id[S3_TASK_ID_TEXT]);
