@@ -9,7 +9,7 @@
 struct objects {
     struct store *store;
     struct tier *tier;
-    pthread_mutex_t buckets; /* from a bucket's end until its remote is forgotten nobody makes another */
+    pthread_mutex_t buckets; /* held until a deleted bucket's remote is forgotten: none is made then */
 };
 
 uint64_t objects_remote(const struct objects *o, const char *bucket)

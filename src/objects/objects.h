@@ -35,7 +35,8 @@ int objects_bucket_get(struct objects *o, const char *bucket, struct objects_buc
 /* [loop] By name, sorted. A result of the callback other than 0 ends the list and is returned. The callback may not call objects. */
 int objects_bucket_list(struct objects *o, int (*bucket)(void *user, const struct objects_bucket *bucket),
                         void *user);
-/* restore: also one whose description is damaged, with the objects that it had. For administrators only: who made it is not known any more. */
+/* restore: also one whose description is damaged, with the objects that it had. For administrators only:
+ * its owner is not known any more. */
 int objects_bucket_create(struct objects *o, const char *bucket, const char *owner, bool restore,
                           struct leat_error *err);
 /* The other properties stay. STORE_PRECONDITION: another thread changed them at the same time. */
@@ -75,8 +76,8 @@ struct store_obj *objects_ref(struct store_obj *obj); /* [loop] */
 void objects_unref(struct store_obj *obj);            /* [loop]; NULL is fine */
 
 /*
- * For who can follow an object that is still on its way: *ret_obj, or *ret_read (and the other NULL), which is not waited for. head_only: it is not
- * fetched. objects_get waits until all of it is here.
+ * For callers that can follow a fetch: sets *ret_obj, or *ret_read (and the other to NULL) without a wait for
+ * its bytes. head_only: it is not fetched. objects_get waits until all of it is here.
  */
 int objects_open(struct objects *o, const struct objects_key *k, bool head_only, struct store_obj **ret_obj,
                  struct tier_read **ret_read, struct leat_error *err);

@@ -3,15 +3,15 @@
  * body.c: the bytes of one version of an object, from the remote into a put of the store, whose file readers follow.
  *
  *   requests go on from `cursor` ─▶ 8 blocks under way ─┬▶ those in their turn: into the put, in order
- *        ▲ a reader who waits elsewhere moves it        └▶ those before their turn: into the file, where they belong; adopted later
+ *        ▲ a reader of another part moves it            └▶ those before their turn: into the file, where they belong; adopted later
  *
  * Happy path: blocks are received into buffers that are used again and again (fresh pages would cost a fault for each 4 KiB), and handed to
- * the put in the order of the object. They begin small and few, so that the first bytes of a slow remote are soon here, and grow. Who waits for a part that
- * nobody has asked for gets it next, and what follows it; what was left out is asked for when the end has been reached.
- * Failure modes: the remote changes, or fails: what came is of one version, and readers are told that there is no more. The checksum of the whole
- * is wrong: the last block never reaches a reader, unless he asked for it before its turn.
- * Invariants: a byte is asked for once. The put takes bytes in order: what came before its turn is read back then, and checksummed. A fetch holds
- * one buffer or waits for it, and asks for more only while it has one.
+ * the put in the order of the object. They begin small and few, so that the first bytes of a slow remote are soon here, and grow. A part that
+ * a reader waits for and that was not requested comes next, with what follows it; parts that were skipped are requested at the end.
+ * Failure modes: the remote changes, or fails: received bytes are of one version, and readers get an error for the rest. The checksum of the whole
+ * is wrong: the last block reaches no reader, unless it was requested before its turn.
+ * Invariants: a byte is requested once. The put takes bytes in order: bytes that came before their turn are read back then, and checksummed. A fetch
+ * holds one buffer or waits for it, and requests more only while it has one.
  */
 #include "objects/tier/tier_internal.h"
 
@@ -39,13 +39,13 @@ struct body {
     struct backend_stat *stat;
     struct flight flights[FLIGHTS + FETCH_URGENT];
     unsigned n;          /* requests under way, or waiting for their turn */
-    uint64_t cursor;     /* what is asked for next, if nobody wants another part */
+    uint64_t cursor;     /* the next request, unless a reader waits for another part */
     uint64_t next;       /* all before it was asked for */
     uint64_t block;      /* bytes of the next request */
     unsigned width;      /* requests at a time */
     unsigned most;       /* ... at the most */
     struct s3_crcs crcs; /* but for CRC32C, which the put has */
-    bool asking;         /* nobody knows yet whether there is a checksum of the whole, and of which kind */
+    bool asking;         /* not known yet whether there is a checksum of the whole, and of which kind */
 };
 
 static bool bit(const uint64_t *bits, uint64_t unit)
@@ -100,7 +100,7 @@ void fetch_wants(struct fetch *f, struct fetch_want *want, uint64_t offset)
 {
     want->offset = offset;
     list_remove(&want->node);
-    list_push_back(&f->wants, &want->node); /* behind those who have waited longer */
+    list_push_back(&f->wants, &want->node); /* behind readers that have waited longer */
     if (f->session && !bit(f->asked, offset / FETCH_UNIT))
         backend_wake(f->session);
 }
@@ -235,7 +235,7 @@ static int whole_right(struct body *x, struct leat_error *err)
                      s3_crc_name(theirs.kind));
 }
 
-/* The put has gone on: readers may have what it has. */
+/* The put has more bytes: readers may have them. */
 static int show(struct body *x, struct leat_error *err)
 {
     struct fetch *f = x->f;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fetch.c: one object from the remote into the store, for all who want it.
+ * fetch.c: one object from the remote into the store, for all its readers.
  *
  *   what it is, with its first bytes ─▶ a put of the store, whose file readers follow ─▶ all of its bytes (body.c) ─▶ commit, clean
  *
  * Happy path: the first request is a GET, whose answer says what the object is (a HEAD where an older version is here, or the remote is a folder).
  * Buckets of small objects are asked for whole ones, which bring their checksum along.
- * Failure modes: the object changes meanwhile: begun anew as long as no reader has seen a byte of it, an error after that. The remote cannot be
- * asked, and an older version is here: that one is served. The store is full: clean objects make room. A checksum of the whole that is
+ * Failure modes: the object changes during the fetch: begun again as long as no reader has a byte of it, an error after that. The remote cannot be
+ * reached, and an older version is here: that one is served. The store is full: clean objects make room. A checksum of the whole that is
  * wrong: the last block never reaches a reader, and nothing is kept.
  * Invariants: what is committed is the whole of one version; and not if anything else was stored under the key since the remote was
  * asked (`superseded`, if_seq).
@@ -199,7 +199,7 @@ int fetch_stopped(const struct fetch *f, struct leat_error *err)
 
 int fetch_block(struct fetch *f, struct tier_block **ret_block, struct leat_error *err)
 {
-    while (!(*ret_block = tier_block_get(f->t))) { /* each of those who have them comes to an end */
+    while (!(*ret_block = tier_block_get(f->t))) { /* each holder of a buffer comes to an end */
         if (atomic_load(&f->t->stopping))
             return fetch_stopped(f, err);
         usleep(5000);
@@ -342,7 +342,7 @@ static int fetch_once(struct fetch *f, struct backend *b, const char *uri, struc
     first_bytes = first ? first_bytes : 0;
     pthread_mutex_lock(&t->lock);
     if (f->fd >= 0)
-        close(f->fd); /* of a version that changed before anybody saw it */
+        close(f->fd); /* of a version that changed before a reader had a byte */
     f->fd = fd;
     t->stats.fetches++;
     t->stats.refreshed += f->local != NULL;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * key.c: one key of a caching bucket: the state of its version here, who works on it, and when it was last compared with the remote.
+ * key.c: one key of a caching bucket: the state of its version here, its lock, and when it was last compared
+ * with the remote.
  *
- * Invariants: of the threads that lock a key with the same bit one has it, but for KEY_LOCK_KEEP, which fetches share.
+ * Invariants: of the threads that lock a key with the same bit one has it, but for KEY_LOCK_KEEP, which
+ * fetches share.
  */
 #include "objects/tier/tier_internal.h"
 

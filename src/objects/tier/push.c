@@ -7,8 +7,8 @@
  *   "back"     commit, dirty ─▶ acknowledged ... a thread of ours: the remote has it ─▶ clean
  *
  * Failure modes: a push that fails in "through" leaves what was; in "back" it is tried again, for ever, with growing pauses, and the
- * object stays dirty meanwhile, over restarts too. A crash in "through" after the remote took the new version and before it is here: the old
- * one that is here was marked beforehand as of unknown standing, and is compared before it is served again.
+ * object stays dirty until then, over restarts too. A crash in "through" after the remote took the new version and before it is here: the old
+ * version here was marked UNKNOWN beforehand, and is compared before it is served again.
  * Invariants: writes of one key reach the remote one after the other, in the order in which they become visible here (KEY_LOCK_REMOTE_WRITE).
  */
 #include "objects/tier/tier_internal.h"
@@ -69,7 +69,7 @@ static int push_version(struct tier *t, struct tier_bucket *b, const void *key, 
     if (rc == 0)
         rc = store_get(store, b->name, key, key_len, &obj, err);
     if (rc == LEAT_NOT_FOUND || rc == STORE_NO_BUCKET)
-        return 0; /* it was deleted meanwhile, there too */
+        return 0; /* it was deleted during the push, there too */
     if (rc < 0)
         return rc;
     if (key_state_of(obj) == KEY_DIRTY) {
@@ -219,7 +219,7 @@ static int through(struct tier *t, struct tier_bucket *b, const void *key, size_
         /* A remote that refused has the old one still; one that fell silent may have either. */
         if (old && rc == TIER_REFUSED)
             key_move(t, b, key, key_len, old, KEY_UNKNOWN, KEY_CLEAN, old_tag, NULL);
-        else if (rc != TIER_REFUSED) /* and a GET may have brought the old one meanwhile */
+        else if (rc != TIER_REFUSED) /* and a GET may have brought the old one since */
             doubt(t, b, key, key_len, &old, old_tag, NULL);
         return rc;
     }
@@ -279,7 +279,8 @@ static int back(struct tier *t, struct tier_bucket *b, const void *key, size_t k
     struct store_commit c = *commit; /* dirty, says the store, if the bucket has a remote still */
     c.if_remote_id = conditional(commit);
     c.remote_id = c.if_remote_id ? b->remote_id : 0;
-    /* Looked at; what it is about may be there alone. That there is none is looked at again: who knew of no remote holds no key. */
+    /* Looked at; what it is about may be there alone. That there is none is checked again: a writer that
+     * knew of no remote holds no key. */
     c.if_match = NULL;
     /* What the remote never takes would be dirty for ever. */
     int rc = tier_key_check(b, key, key_len, err);
@@ -307,8 +308,8 @@ int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t 
         struct key_lock lock;
         if (!b)
             return commit_plain(t, bucket, key, key_len, put, commit, ret_info, err);
-        /* In "back" nobody need wait for a push of the version before: each is of what is here by then. But between what a condition saw and its
-         * commit nobody else commits. */
+        /* In "back" no commit waits for a push of the version before: a push sends the version that is
+         * here by then. But no other commit may come between the check of a condition and its commit. */
         bool through_it = b->remote.mode == TIER_THROUGH;
         key_lock(t, &lock, b, key, key_len, through_it ? KEY_LOCK_REMOTE_WRITE : KEY_LOCK_COMMIT);
         int rc = conditional(commit) ? check_conditions(t, b, key, key_len, commit, err) : 0;
@@ -362,7 +363,7 @@ static int delete_held(struct tier *t, struct tier_bucket *b, const void *key, s
         doubt(t, b, key, key_len, &old, old_tag, NULL);
     if (rc < 0 && !gone)
         return rc;
-    /* What was stored meanwhile stays, and is pushed. */
+    /* A version stored since then stays, and is pushed. */
     int here = is == 0 ? store_delete(t->config.store, b->name, key, key_len, info.seq, err) : LEAT_NOT_FOUND;
     return here == STORE_PRECONDITION || (here == LEAT_NOT_FOUND && !gone) ? 0 : here;
 }

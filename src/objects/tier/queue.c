@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * queue.c: what is dirty, on its way to its remote in the background.
+ * queue.c: dirty objects, on their way to their remotes in the background.
  *
- * Happy path: a key that was written goes to the threads at once. One whose push failed waits in the list of all that wait as long: each of those
- * lists is in the order of time, so that nobody walks over what waits, however much that is.
- * Failure modes: the queue has room for so many keys of a bucket, half of it for those that failed, and their memory is charged. What has no room is dirty in the
- * store alone, and its bucket is behind: it is looked through, a page at a time, when there is room again; or later, if it was a failed one that went.
+ * Happy path: a key that was written goes to the threads at once. One whose push failed waits in the list of
+ * keys with the same pause. Each list is in the order of time, so that no thread scans waiting keys.
+ * Failure modes: the queue has room for so many keys of a bucket, half of it for those that failed, and their
+ * memory is charged. What has no room is dirty in the store alone, and its bucket is behind: it is looked
+ * through, a page at a time, when there is room again; or later, if it was a failed one that went.
  * Invariants: a key is in the queue once. What is dirty is in the queue, or its bucket is behind.
  */
 #include "objects/tier/tier_internal.h"
@@ -248,7 +249,8 @@ static int look_at(void *user, const struct store_entry *e)
     return 0;
 }
 
-/* The next page of it. Its bucket stays behind until one look found nothing that had to be left, and nothing was missed meanwhile. */
+/* The next page of it. Its bucket has a backlog until one scan left nothing, and nothing was missed since
+ * its begin. */
 static void look_on(struct tier *t, struct tier_bucket *b)
 {
     struct look l = {t, b};
@@ -285,7 +287,7 @@ static struct tier_bucket *next_behind(struct tier *t, uint64_t now_ns, uint64_t
     list_for_each (node, &t->dirty_backlog) {
         struct tier_bucket *b = container_of(node, struct tier_bucket, dirty_backlog);
         if (!has_room(t, b) && !b->gone)
-            continue; /* whose end makes room says so */
+            continue; /* the end of another push, which makes room, reports it */
         uint64_t at_ns = b->midway ? b->poll_ns : b->missed_ns;
         if (at_ns > now_ns && !b->gone) {
             *next_ns = MIN(*next_ns, at_ns);

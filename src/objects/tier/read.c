@@ -2,9 +2,10 @@
 /*
  * read.c: what readers hold: an object that is here, or a fetch that they follow.
  *
- * Happy path: what is here and fresh is the store's object. Else the key's fetch is joined; head and bytes are asked for, and who asks too early
- * is told when something has moved.
- * Invariants: a read's fields are set once. A waiter is in one list at most, and is told at most once for each time it was put there.
+ * Happy path: what is here and fresh is the store's object. Else the read joins the key's fetch. A caller
+ * that asks for its head or bytes too early is notified of progress.
+ * Invariants: a read's fields are set once. A waiter is in one list at most, and is notified at most once for
+ * each time it was put there.
  */
 #include "objects/tier/tier_internal.h"
 

@@ -183,7 +183,7 @@ static void test_jobs(void **state)
                      LEAT_INVALID);
 }
 
-/* A job in front of a remote that is slow ends soon when it is told to, and readers do not wait behind it. */
+/* A job with a slow remote ends soon after its cancellation, and readers do not wait behind it. */
 static void test_job_cancel(void **state)
 {
     (void)state;

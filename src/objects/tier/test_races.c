@@ -102,7 +102,7 @@ static bool uploads_are(void)
            1;
 }
 
-/* Long enough for who does not wait to have gone on. */
+/* Long enough for a thread that does not wait to continue. */
 static void a_moment(void)
 {
     test_pause_us(100000);
@@ -325,7 +325,8 @@ static void test_another_bucket(void **state)
     end_web();
 }
 
-/* Settings that change while a fetch is under way are no other remote, but what is deleted meanwhile is not kept either. */
+/* Settings that change while a fetch is under way are no other remote, but an object deleted since is not
+ * kept either. */
 static void test_settings_between(void **state)
 {
     (void)state;
@@ -361,7 +362,7 @@ static void test_detached_while_checked(void **state)
     end_web();
 }
 
-/* What is committed when the bucket has no remote any more is not dirty: nobody would ever push it. */
+/* What is committed when the bucket has no remote any more is not dirty: no thread would ever push it. */
 static void test_detached_before_commit(void **state)
 {
     (void)state;
@@ -380,7 +381,8 @@ static void test_detached_before_commit(void **state)
     end_web();
 }
 
-/* One with a condition that waits for its key meanwhile is done over: its condition is about what is here, as there is nothing else. */
+/* A conditional one that waits for its key during that is repeated: its condition is about the local
+ * object, as there is nothing else. */
 static void test_detached_before_condition(void **state)
 {
     (void)state;
@@ -404,7 +406,7 @@ static void test_detached_before_condition(void **state)
     }
 }
 
-/* And one whose condition is looked at there meanwhile. */
+/* And one whose condition is checked at the remote during that. */
 static void test_detached_in_a_condition(void **state)
 {
     (void)state;
@@ -420,8 +422,8 @@ static void test_detached_in_a_condition(void **state)
     end_web();
 }
 
-/* A condition is about what a remote has, too: a commit that did not ask this one, or asks one that is none any more, is refused. The store knows before the tier does:
- * here the tier is not told at all. */
+/* A condition is about what a remote has, too: a commit that did not ask this one, or asks one that is
+ * none any more, is refused. The store knows before the tier does: here the tier is not notified at all. */
 static void test_conditions_of_another_remote(void **state)
 {
     (void)state;

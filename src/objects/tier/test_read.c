@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reading through a bucket that stands in front of a folder, or of an S3 server that follows a script (slow, changing, lying, gone). */
+/* Reading through a caching bucket of a folder, or of an S3 server that follows a script (slow, changing,
+ * lying, gone). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -175,7 +176,7 @@ static void until_told(atomic_bool *flag)
     atomic_store(flag, false);
 }
 
-/* A reader that is told, instead of waiting; one that goes away; one whose remote dies. */
+/* A reader that is notified, instead of waiting; one that leaves; one whose remote dies. */
 static void test_waiters(void **state)
 {
     (void)state;
@@ -303,7 +304,7 @@ static void test_check(void **state)
     world_get_is("always", "k", "two!");
     world_get_is("age", "k", "one"); /* not so soon */
     world_end();
-    world_begin(); /* after a restart nobody knows when it was compared */
+    world_begin(); /* after a restart the time of its last comparison is unknown */
     world_get_is("age", "k", "two!");
     /* The remote cannot be asked: what is here is served. */
     char a[400], b[400];

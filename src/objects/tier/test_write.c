@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writing through a bucket that stands in front of another, in both modes, and being killed while at it. */
+/* Writing through a caching bucket, in both modes, and a kill during that. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -136,7 +136,7 @@ static void *writer_main(void *arg)
     return NULL;
 }
 
-/* While the remote says what a condition is about, nobody writes in between: who came later stays. */
+/* While the remote is asked for a condition, no write comes in between: the later version stays. */
 static void test_back_condition(void **state)
 {
     (void)state;
@@ -286,7 +286,8 @@ static void test_back_keys(void **state)
     web_stop(&world_web);
 }
 
-/* A disk fails under what the remote has not got yet: it cannot be deleted here, so it is not deleted there, and the client hears of it. */
+/* A disk fails under what the remote has not got yet: it cannot be deleted here, so it is not deleted
+ * there, and the client gets the error. */
 static void test_back_delete_unavailable(void **state)
 {
     (void)state;
@@ -325,7 +326,8 @@ static unsigned waiting(void)
     return s.push_waiting;
 }
 
-/* The remote is away for long: of what is written meanwhile a part waits in memory, and all of it arrives. */
+/* The remote is away for long: a part of the objects written since waits in memory, and all of them
+ * arrive. */
 static void test_back_far_more(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * testing.h: what the cold tier's tests share: a store and a tier over it, a folder that stands for a remote, and an S3 server that does as it is
- * told. What goes wrong in here fails the test that runs.
+ * testing.h: what the cold tier's tests share: a store and a tier over it, a folder that stands for a remote,
+ * and an S3 server with scripted behaviour. An error in here fails the test that runs.
  */
 #ifndef OBJECTS_TIER_TESTING_H
 #define OBJECTS_TIER_TESTING_H
@@ -74,7 +74,7 @@ extern struct world_far {
         no_etags; /* nor checksums: Last-Modified says the version; from the second on its bytes are zeros */
     _Atomic unsigned changes; /* so often there is a new version when the beginning of one is answered */
 } world_far;
-/* Starts it, with a bucket in front of it. Who calls it calls world_end and web_stop(&world_web). */
+/* Starts it, with a bucket that caches it. The caller also calls world_end and web_stop(&world_web). */
 void world_web_front(const char *bucket, const char *more);
 /* Other settings for it. */
 void world_web_settings(const char *bucket, const char *more);

@@ -2,11 +2,14 @@
 /*
  * tier.c: the threads of the cold tier, its buckets, and their sessions with remotes.
  *
- * Three pools of threads, so that nobody waits behind another kind of work: fetches that a reader waits for; prefetches and checks; pushes of what
- * is dirty; in each of them remotes share the threads (base/fairq.h). A session is one thread's for one object, and kept for the next.
- * Failure modes: settings that are wrong are refused when they are given. Those that the server finds when it starts (another version's) are
- * reported, and their bucket is asked for nothing that is not here, and takes nothing, until it is given others; sessions of settings that have changed are closed when they come back.
- * Invariants: a bucket that the store says to have a remote is in the table; it is freed with its last reference. Nothing is waited for under the lock.
+ * Three pools of threads, so that no work waits behind another kind: fetches that a reader waits for;
+ * prefetches and checks; pushes of what is dirty; in each of them remotes share the threads (base/fairq.h). A
+ * session is one thread's for one object, and kept for the next.
+ * Failure modes: settings that are wrong are refused when they are given. Those that the server finds when it
+ * starts (another version's) are reported, and their bucket is asked for nothing that is not here, and takes
+ * nothing, until it is given others; sessions of settings that have changed are closed when they come back.
+ * Invariants: a bucket that the store says to have a remote is in the table; it is freed with its last
+ * reference. Nothing is waited for under the lock.
  */
 #include "objects/tier/tier_internal.h"
 
@@ -158,7 +161,7 @@ static int keep_settings(struct tier *t, const char *bucket, const char *remote_
             rc = store_bucket_remote(t->config.store, bucket, is.version, remote_id, props, ret_remote_id,
                                      err);
         store_bucket_fini(&is);
-    } while (rc == STORE_PRECONDITION); /* somebody else has changed others of them */
+    } while (rc == STORE_PRECONDITION); /* another thread has changed other settings */
     return rc;
 }
 
@@ -195,7 +198,8 @@ int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json,
         b->remote_id = number;
     replace(t, bucket, b);
     pthread_mutex_unlock(&t->settings);
-    /* What was stored between the two is dirty, and nobody knew who is to have it; and what the old settings' queue had no room for. */
+    /* Objects that were stored between the two are dirty without a remote, as are those that the old
+     * settings' queue had no room for. */
     if (b && !all_clean(t->config.store))
         push_bucket(t, bucket);
     return 0;
@@ -217,7 +221,7 @@ int tier_bucket_get(struct tier *t, const char *bucket, char **ret_json, struct 
 
 void tier_bucket_forget(struct tier *t, const char *bucket)
 {
-    /* Who set it before the bucket was deleted has put it into the table by then. */
+    /* A thread that set it before the bucket was deleted has put it into the table by then. */
     pthread_mutex_lock(&t->settings);
     replace(t, bucket, NULL);
     pthread_mutex_unlock(&t->settings);
@@ -532,7 +536,7 @@ static int load(struct tier *t)
                 log_error("%s", err.message);
             b->remote_id = is->remote_id;
             replace(t, is->name, b);
-            if (!clean && !b->config_error) /* who gives it others has looked for what is dirty */
+            if (!clean && !b->config_error) /* setting others has checked for dirty objects */
                 push_bucket(t, is->name);
         }
         free(is->props);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tier.h: buckets that stand in front of a remote one: another S3, another Leat, a folder. The store keeps what was fetched or written; the
- * remote is where it all is.
+ * tier.h: caching buckets of a remote: another S3, another Leat, a folder. The store keeps objects that were fetched or written; the
+ * remote has all of them.
  *
  *   GET   tier_open ─▶ here and fresh enough: the store's object
- *                   └▶ else one fetch for all who ask ─▶ a file of the store that grows ─▶ each reader follows its end ─▶ committed, clean
- *   PUT   tier_put_begin ... tier_put_commit: on the remote and here ("through"), or here and later on the remote ("back": dirty meanwhile)
+ *                   └▶ else one fetch for all readers ─▶ a file of the store that grows ─▶ each reader follows its end ─▶ committed, clean
+ *   PUT   tier_put_begin ... tier_put_commit: on the remote and here ("through"), or here and later on the remote ("back": dirty until then)
  *
- * Calls are thread-safe. They may block on disks, and where it says so on the remote; those marked [loop] do neither. Errors of the remote are
- * told apart from our own: TIER_DOWN, LEAT_TIMED_OUT (504), TIER_REFUSED name it, the address and the cause, and never a secret. They are for the log
- * and for administrators: who may only read is not to learn where the remote is.
+ * Calls are thread-safe. They may block on disks, and where it says so on the remote; those marked [loop] do neither. Errors of the remote
+ * differ from our own: TIER_DOWN, LEAT_TIMED_OUT (504), TIER_REFUSED name it, the address and the cause, and never a secret. They are for the log
+ * and for administrators: users with read permission must not learn where the remote is.
  */
 #ifndef OBJECTS_TIER_H
 #define OBJECTS_TIER_H
@@ -20,7 +20,7 @@
 
 #define TIER_DOWN    (-EHOSTUNREACH) /* the remote cannot be reached, or fails: 503 */
 #define TIER_REFUSED (-EREMOTEIO)    /* it does not let us: credentials, permissions: 502 */
-#define TIER_WAIT    (-EINPROGRESS)  /* not yet: the waiter will be told */
+#define TIER_WAIT    (-EINPROGRESS)  /* not yet: the waiter will be called */
 
 struct tier;
 
@@ -43,7 +43,8 @@ struct tier_config {
 };
 /* Starts the threads, and pushes what is dirty since before. */
 int tier_new(const struct tier_config *config, struct tier **ret_tier, struct leat_error *err);
-/* Fetches and pushes under way are given up, and who waits for one is told so. For those whose threads have to end before tier_free. */
+/* Cancels fetches and pushes under way; their waiters get an error. For callers whose threads have to end
+ * before tier_free. */
 void tier_stop(struct tier *t);
 /* Stops; reads are closed by then, and jobs have ended (jobs_stop). NULL is fine. */
 void tier_free(struct tier *t);
@@ -70,14 +71,16 @@ void tier_free(struct tier *t);
 int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json, struct leat_error *err);
 /* The same, for showing: without secret_key and token. LEAT_NOT_FOUND: no remote. *ret_json is the caller's to free. */
 int tier_bucket_get(struct tier *t, const char *bucket, char **ret_json, struct leat_error *err);
-/* [loop] The server that it stands in front of, as a number: the same for all of its buckets. 0: it stands in front of none. */
+/* [loop] The server of its remote, as a number: the same for all buckets of that server. 0: no remote. */
 uint64_t tier_bucket_remote(struct tier *t, const char *bucket);
-/* The bucket was deleted. Until this returns nobody makes another of its name: it would be taken for the one in front of the remote. */
+/* The bucket was deleted. Until this returns no other bucket of its name may be made: it would be taken
+ * for the caching bucket. */
 void tier_bucket_forget(struct tier *t, const char *bucket);
 
 /* --- reading --------------------------------------------------------------------------------------------------------------- */
 
-/* Told once, later, on a thread of ours, which must not block nor call what is declared here: something has moved, ask again. Zeroed before its first use. */
+/* Called once, later, on a thread of ours, after progress: ask again. It must not block nor call functions
+ * of this header. Zeroed before its first use. */
 struct tier_waiter {
     void (*ready)(struct tier_waiter *w);
     struct list node; /* private; in a list while it waits */
@@ -100,7 +103,8 @@ enum { TIER_HEAD = 1 }; /* only what is known of it: nothing is fetched */
  */
 int tier_open(struct tier *t, const char *bucket, const void *key, size_t key_len, unsigned flags,
               struct tier_read **ret_read, struct leat_error *err);
-/* [loop] 0: the fields are set. TIER_WAIT; LEAT_NOT_FOUND; what went wrong with the remote. waiter NULL: it is not told. */
+/* [loop] 0: the fields are set. TIER_WAIT; LEAT_NOT_FOUND; an error of the remote. waiter NULL: no call
+ * later. */
 int tier_read_head(struct tier_read *read, struct tier_waiter *waiter, struct leat_error *err);
 /*
  * [loop] So many bytes from `offset` on can be taken from the file: at least one, or TIER_WAIT. After an error no more come: what went out
@@ -109,9 +113,9 @@ int tier_read_head(struct tier_read *read, struct tier_waiter *waiter, struct le
  */
 int64_t tier_read_ready(struct tier_read *read, uint64_t offset, struct tier_waiter *waiter,
                         struct leat_error *err);
-/* [loop] It will not be told any more, when this returns. */
+/* [loop] It will not be called any more, when this returns. */
 void tier_read_unwait(struct tier_read *read, struct tier_waiter *waiter);
-/* [loop] Waiters of it have been told, or taken back. NULL is fine. */
+/* [loop] Its waiters have been called, or taken back. NULL is fine. */
 void tier_read_close(struct tier_read *read);
 /* Blocks until head, and then until [offset, +bytes) is there (0 bytes: the head alone). */
 int tier_read_wait(struct tier_read *read, uint64_t offset, uint64_t bytes, struct leat_error *err);
@@ -131,8 +135,9 @@ int tier_put_begin(struct tier *t, const char *bucket, const void *key, size_t k
 /* [loop] Would a remote take an object's metadata? Of a bucket that has one it is asked before an upload begins, too. LEAT_INVALID, -ENOMEM. */
 int tier_check_meta(const char *bucket, const void *meta, size_t meta_len, struct leat_error *err);
 /*
- * As store_put_commit, also of what store_upload_assemble gave. Conditions are about what the remote has, where nothing is here. On failure the old version is
- * what is visible. LEAT_BUSY: the bucket was put in front of another meanwhile.
+ * As store_put_commit, also of what store_upload_assemble gave. Conditions are about what the remote has,
+ * where nothing is here. On failure the old version is what is visible. LEAT_BUSY: the bucket got another
+ * remote during the call.
  */
 int tier_put_commit(struct tier *t, const char *bucket, const void *key, size_t key_len,
                     struct store_put *put, const struct store_commit *commit, struct store_info *ret_info,
@@ -175,7 +180,7 @@ int tier_job_start(struct tier *t, const struct tier_job_spec *spec, uint64_t *r
 
 struct tier_stats {
     uint64_t fetches, fetched_bytes, fetch_failed; /* since the start */
-    uint64_t joined;                               /* readers who found a fetch under way */
+    uint64_t joined;                               /* readers that found a fetch under way */
     uint64_t checks, refreshed;                    /* the remote was asked; it had another version */
     uint64_t pushes, pushed_bytes, push_failed;
     uint64_t buffer_bytes; /* now */

@@ -61,7 +61,7 @@ struct tier_bucket {
     bool missed; /* something is not since the look under way began: the next begins at missed_ns */
     uint64_t missed_ns;
     bool midway;      /* of the look, the timer's alone: the last key that was looked at */
-    uint64_t poll_ns; /* and when it goes on: there was no memory */
+    uint64_t poll_ns; /* and when it continues: there was no memory */
     size_t after_len;
     uint8_t after[STORE_KEY_MAX];
 };
@@ -105,7 +105,7 @@ struct tier {
     pthread_mutex_t lock;        /* of all that follows, and of buckets, fetches and pushes */
     pthread_cond_t changed_cond; /* broadcast: a fetch, a locked key, a block */
     struct list buckets;
-    _Atomic unsigned nbuckets; /* 0: nobody need look */
+    _Atomic unsigned nbuckets; /* 0: no lookup is needed */
     struct tier_pool fetchers, prefetchers, pushers;
     struct list blocks; /* idle buffers */
     unsigned nblocks;
@@ -205,7 +205,7 @@ void tier_fresh_mark(struct tier *t, const struct tier_bucket *b, const void *ke
 enum fetch_state { FETCH_QUEUED, FETCH_BODY, FETCH_DONE, FETCH_FAILED, FETCH_STATES };
 
 #define FETCH_URGENT                                                                                         \
-    2u /* requests for readers who wait elsewhere, beside those under way; and connections for them */
+    2u /* requests for readers of other parts, beside those under way; and connections for them */
 #define FETCH_UNIT                                                                                           \
     (256 * KIB) /* of what is noted to have come before its turn; requests are of whole units */
 
@@ -215,7 +215,7 @@ struct fetch_want {
     uint64_t offset;
 };
 
-/* One object on its way here, for all who want it. Under the lock, but for what its thread alone uses. */
+/* One object on its way here, for all its readers. Under the lock, but for what its thread alone uses. */
 struct fetch {
     struct tier_task task;
     struct list node; /* tier.fetches, while it may be joined */
@@ -223,9 +223,8 @@ struct fetch {
     struct tier_bucket *bucket;
     unsigned refs; /* readers, and its thread until it is over */
     bool head_only, compare;
-    bool fallback; /* the remote could not be asked (err says why): `obj` is what was here */
-    bool
-        superseded; /* something else was stored meanwhile: this version is for those who read it, and not kept */
+    bool fallback;   /* the remote could not be asked (err says why): `obj` is what was here */
+    bool superseded; /* another version was stored since: this one is for its readers, and not kept */
     enum fetch_state state;
     int rc;
     struct leat_error err;
@@ -244,7 +243,7 @@ struct fetch {
     /* a bit a unit: readers may have it, though what stands before it has not come; it was asked for */
     uint64_t *ahead, *asked;
     struct list wants;
-    struct backend *session; /* to be woken when a reader wants another part; NULL: nobody asks for parts */
+    struct backend *session; /* to be woken when a reader wants another part; NULL: no parts are requested */
     size_t key_len;
     char key[];
 };
@@ -288,7 +287,7 @@ int fetch_block(struct fetch *f, struct tier_block **ret_block, struct leat_erro
 int fetch_body(struct fetch *f, struct backend *b, const char *uri, struct backend_stat *stat,
                struct store_put *put, struct tier_block *first, uint64_t first_bytes, bool sum,
                struct leat_error *err);
-/* Nothing has come or was asked for: also after a version that changed before anybody saw it. */
+/* Nothing has come or was requested: also after a version that changed before a reader had a byte. */
 int fetch_body_begin(struct fetch *f);
 
 /* --- push.c ------------------------------------------------------------------------------------------------------------------ */
