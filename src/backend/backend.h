@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * backend.h: objects that live elsewhere: list, stat, ranged read, write. One session belongs to one thread and drives its own loop:
+ * backend.h: remote objects: list, stat, ranged read, write. One session belongs to one thread and drives its own loop:
  * reads are submitted, any number, and the thread waits for them, or does other things between. Implementations stand beside each
  * other (ops.h): s3/ speaks to S3, what resembles it, and plain web servers; dir/ serves a folder as if it were a bucket.
  *
@@ -46,12 +46,14 @@ struct backend_config {
     bool insecure;  /* certificates are not looked at */
     bool given;     /* what is NULL here is not looked for in the environment: it is S3's default */
     /*
-     * Who we are: asked before the first request, when what it gave last is about to expire, and (`refused`) when a server says that it
-     * has. Fills ret_credentials, which become the session's. On the session's thread. NULL: credentials_find.
+     * Credentials: requested before the first request, when what it gave last is about to expire, and
+     * (`refused`) when a server says that it has. Fills ret_credentials, which become the session's. On the
+     * session's thread. NULL: credentials_find.
      */
     int (*credentials)(void *user, bool refused, struct credentials *ret_credentials, struct leat_error *err);
     void *user;
-    /* Looked at while something is waited for (lists, stat, put, pread, wait): true ends it with -ECANCELED. NULL: nobody cancels. */
+    /* Checked during waits (lists, stat, put, pread, wait): true ends the wait with -ECANCELED. NULL: no
+     * cancellation. */
     const atomic_bool *cancelled;
     /*
      * Whose requests they are, in any words (not kept). Sessions of one endpoint with the same identity share,
@@ -183,8 +185,9 @@ int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t 
 /* All of it will be read through this handle, each byte once, in any order: it is compared with the server's checksum then, where there is one,
  * and the read that ends last fails with LEAT_CORRUPT if it differs. One read of all of it is compared unasked. `bytes` was known. */
 void backend_expect_all(struct backend_file *file);
-/* When it was written, in seconds since 1970, as whoever named it knows; 0: not known. Where no ETag was given that can be relied on, an answer which
- * says another time is LEAT_STALE: handles of one object, one after the other, read one version. Before the first read. */
+/* The time of its last write, in seconds since 1970, from the caller's list; 0: not known. Where no ETag
+ * was given that can be relied on, an answer which says another time is LEAT_STALE: handles of one object,
+ * one after the other, read one version. Before the first read. */
 void backend_expect_modified(struct backend_file *file, int64_t modified);
 void backend_close(struct backend_file *file); /* no read of it is under way */
 
@@ -210,8 +213,9 @@ int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, u
                       uint64_t offset, struct leat_error *err);
 
 /*
- * A descriptor's [offset, +bytes) under this name; in parts where that is due. Nothing is visible before all of it is there. headers: as
- * in backend_stat, or NULL. ret_etag: of what was stored, "" if that was not told; or NULL.
+ * A descriptor's [offset, +bytes) under this name; in parts where that is due. Nothing is visible before all
+ * of it is there. headers: as in backend_stat, or NULL. ret_etag: of the stored object, "" if the server sent
+ * none; or NULL.
  */
 int backend_put(struct backend *b, const char *uri, int fd, uint64_t offset, uint64_t bytes,
                 const char *headers, char ret_etag[BACKEND_ETAG_MAX], struct leat_error *err);
@@ -219,11 +223,11 @@ int backend_put(struct backend *b, const char *uri, int fd, uint64_t offset, uin
  * "" or NULL: of any. LEAT_UNSUPPORTED: it does not do that. */
 int backend_copy(struct backend *b, const char *from, const char *etag, uint64_t bytes, const char *to,
                  struct leat_error *err);
-/* 0 where there was none, too; LEAT_NOT_FOUND from servers that say so. */
+/* 0 if there was none, too; LEAT_NOT_FOUND from servers that report it. */
 int backend_delete(struct backend *b, const char *uri, struct leat_error *err);
 
-/* A bucket "s3://NAME" at a Leat server; remote: what it stands in front of, JSON as objects/tier/tier.h has it, or NULL. -EEXIST: there is one;
- * LEAT_UNSUPPORTED: no Leat server is there. */
+/* A bucket "s3://NAME" at a Leat server; remote: its remote, JSON as objects/tier/tier.h has it, or NULL.
+ * -EEXIST: there is one; LEAT_UNSUPPORTED: no Leat server is there. */
 int backend_bucket_create(struct backend *b, const char *uri, const char *remote, struct leat_error *err);
 
 void backend_stats(const struct backend *b, struct backend_stats *ret_stats);

@@ -2,10 +2,12 @@
 /*
  * put.c: files written and taken away, durably and each in one step.
  *
- * Happy path: the bytes go into a file without a name (O_TMPFILE) in the folder of its own, are flushed, and get the name: by rename, from one
- * that lists leave out, where there was a file before. The folder is flushed too.
- * Failure modes: a killed process leaves nothing, but where the file system has no O_TMPFILE, or within the moment of a replacement: then a
- * file .leat-put-..., which is no object and may be deleted. A folder taken away meanwhile (the last object in it was deleted) is made again.
+ * Happy path: the bytes go into a file without a name (O_TMPFILE) in the folder of its own, are flushed, and
+ * get the name: by rename, from one that lists leave out, where there was a file before. The folder is
+ * flushed too.
+ * Failure modes: a killed process leaves nothing, but where the file system has no O_TMPFILE, or within the
+ * moment of a replacement: then a file .leat-put-..., which is no object and may be deleted. A folder that
+ * was removed since (the last object in it was deleted) is made again.
  * Invariants: a key's file is whole at any moment, the old one or the new one.
  */
 #include "backend/dir/dir.h"
@@ -15,7 +17,7 @@
 #include <sys/random.h>
 #include <sys/xattr.h>
 
-#define PIECE_BYTES (16 * MIB) /* copied at a time: then somebody may have given up */
+#define PIECE_BYTES (16 * MIB) /* copied at a time, between checks for cancellation */
 #define BUFFER      (1 * MIB)
 #define ATTEMPTS    8 /* at a folder that goes away again and again */
 
@@ -31,7 +33,7 @@ static void temp_name(char ret[64])
 {
     uint64_t r[2] = {0};
     if (getrandom(r, sizeof(r), 0) != sizeof(r))
-        r[0] = (uint64_t)getpid(); /* O_EXCL tells */
+        r[0] = (uint64_t)getpid(); /* O_EXCL detects a collision */
     snprintf(ret, 64, DIR_TEMP "%016llx%016llx", (unsigned long long)r[0], (unsigned long long)r[1]);
 }
 

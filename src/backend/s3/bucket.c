@@ -2,8 +2,9 @@
 /*
  * bucket.c: a bucket made at a Leat server, alone or in front of another one.
  *
- * Failure modes: Amazon is not asked: it would make a plain bucket, and be told the other's keys. Another server that speaks S3 makes a plain
- * bucket too, which shows by what its answer lacks. Not asked twice: the second time it would be there already.
+ * Failure modes: Amazon gets no request: it would make a plain bucket, and learn the remote's keys. Another
+ * server that speaks S3 makes a plain bucket too, which shows by what its answer lacks. Not asked twice: the
+ * second time it would be there already.
  */
 #include "backend/s3/session.h"
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * first.c: an object's first bytes, and by the same answer what it is: one round trip, where a HEAD and a GET are two.
+ * first.c: an object's first bytes, and by the same answer what it is: one round trip, where a HEAD and a GET
+ * are two.
  *
- * Happy path: a range says in Content-Range how long the object is; a request for all of it says so in Content-Length, and brings its checksum along,
- * which answers to ranges lack.
- * Failure modes: an answer that does not say how long the object is, or is longer than there is room for, is LEAT_UNSUPPORTED, and ends its
- * connection: s3_stat and ranges do it then.
+ * Happy path: the answer to a range has the object's length in Content-Range; one to a request for all of it
+ * in Content-Length, with its checksum, which answers to ranges lack.
+ * Failure modes: an answer that does not say how long the object is, or is longer than there is room for, is
+ * LEAT_UNSUPPORTED, and ends its connection: s3_stat and ranges do it then.
  */
 #include "backend/s3/session.h"
 

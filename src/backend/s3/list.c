@@ -4,8 +4,8 @@
  * (decisions 0097, 0106).
  *
  * Happy path: the first page is asked for plainly, and a list of one page is one request. Each page names the next, which is asked for
- * before the objects of this one are handed on: a stream. When the first page was handed on and the list goes on, it is cut in ranges at keys that are
- * guessed: names of the folders to come (one request with a delimiter tells a thousand), or numbers that go on as those of the last page did.
+ * before the objects of this one are handed on: a stream. When the first page was handed on and the list continues, it is cut in ranges at guessed
+ * keys: names of the folders to come (one request with a delimiter gets a thousand), or numbers that continue those of the last page.
  * Each range is a stream of its own, begun by start-after, and a few are on their way at a time, the nearest first. They are handed on in turn.
  *
  *       range 0                      range 1                   range 2
@@ -13,8 +13,8 @@
  *                  ^ until         ^ the seam holds: both streams have k10 here
  *
  * Invariant: what is handed on is one list as the server would have given it page by page, whatever its order is and whatever it makes of
- * start-after. A cut is only ever a guess: the stream on its left runs until it shows a key behind the cut, and the one on the right goes on
- * with that very key, or is dropped, and the left one goes on itself. A page with names of folders in it has no order that is known between
+ * start-after. A cut is only ever a guess: the stream on its left runs until it shows a key behind the cut, and the one on the right continues
+ * with that very key, or is dropped, and the left one continues itself. A page with names of folders in it has no order that is known between
  * them and the keys: no seam is in one.
  *
  * Failure modes: what fails ahead of its turn is asked for again in its turn, plainly; then it is the list's error. Cuts that do not hold
@@ -85,7 +85,7 @@ struct listing {
     size_t ahead_bytes, largest, most; /* ...; the largest page: its bytes; the most keys of one */
     double cut_keys;                   /* between two cuts, as seen so far */
     bool woken;
-    int rc; /* no memory, where nobody could be told */
+    int rc; /* no memory, where no caller could be told */
 };
 
 /* --- pages ------------------------------------------------------------------------------------------------------------- */
@@ -206,7 +206,7 @@ static void range_free(struct listing *l, struct range *r)
     free(r);
 }
 
-/* `r` goes on to where the next one ends. */
+/* `r` extends to where the next one ends. */
 static void range_swallow(struct listing *l, struct range *r)
 {
     struct range *next = range_next(l, r);
@@ -223,7 +223,7 @@ static double range_keys(const struct listing *l)
     return LIST_CUT_PAGES * (double)l->most;
 }
 
-/* Does it go on, and within its end as far as one can tell? */
+/* Does it continue, and within its end as far as is known? */
 static bool range_goes_on(const struct range *r)
 {
     return r->token && (!r->until || !r->cut.last || strcmp(r->cut.last, r->until) < 0);
@@ -281,7 +281,7 @@ static int split(struct listing *l, struct range *r, char *const *cuts, size_t n
     l->fruitless = 0;
     l->cut_keys = guessed ? range_keys(l) : keys;
     if (guessed)
-        r->cut.run = run + 2 * (l->unbegun - before); /* it goes on from there, as far again */
+        r->cut.run = run + 2 * (l->unbegun - before); /* it continues from there, as far again */
     return 0;
 }
 
@@ -375,7 +375,7 @@ static void page_over(struct s3_exchange *rq, int rc, const struct leat_error *e
 
 /* --- what is asked for ------------------------------------------------------------------------------------------------- */
 
-/* Nothing is left to begin: the nearest range that goes on is cut, if one knows where. */
+/* Nothing is left to begin: cut the nearest range that continues, if a cut is known. */
 static int cut_more(struct listing *l)
 {
     list_for_each (node, &l->ranges) {
@@ -403,7 +403,7 @@ static int pump(struct listing *l)
 {
     struct s3_session *b = l->b;
     struct range *head = range_of(l->ranges.next);
-    /* Whose turn it is goes on by itself, as if it were alone: one page ahead. */
+    /* The range in turn continues by itself, as if it were alone: one page ahead. */
     bool bare = list_empty(&head->pages);
     if (bare ? head->token && !head->asked && head->rc == 0
              : head->pages.next == head->pages.prev && range_may_ask(head)) {
@@ -413,7 +413,8 @@ static int pump(struct listing *l)
     }
     if (l->plain || l->taken == 0)
         return 0;
-    /* The longer a list is read, the more is asked for ahead: who wants a few keys does not cost the server many requests. */
+    /* The longer a list is read, the more is asked for ahead: a caller that wants a few keys does not cost
+     * the server many requests. */
     unsigned most = MIN(WIDTH_MAX, b->config.connections), width = MIN(most, 2 * l->taken);
     width = MIN(width, (unsigned)throttle_limit(b->throttle, b->max_blocks));
     if (l->unbegun == 0 && !l->scout && l->taken >= l->rest) {
@@ -461,8 +462,8 @@ static int hand_on(struct listing *l, const struct s3_object *o)
     return l->object(l->user, &out);
 }
 
-/* The stream of the first range shows this key, which is behind its end. 1: the next range goes on with it; 0: the first one does.
- * `plain`: its page has keys alone. */
+/* The stream of the first range shows this key, which is behind its end. 1: the next range continues with
+ * it; 0: the first one does. `plain`: its page has keys alone. */
 static int seam(struct listing *l, struct range *r, const char *key, bool plain)
 {
     struct range *next;
@@ -472,7 +473,8 @@ static int seam(struct listing *l, struct range *r, const char *key, bool plain)
         l->guesses /= 2;
     else if (r->guessed && l->guesses)
         l->guesses = MIN(l->guesses + 1, LIST_CUT_GUESSES);
-    /* What comes meanwhile may cut `r` once more, where the server has an order of its own: it is the next one of now that goes on. */
+    /* Pages that arrive here may cut `r` once more, if the server has an order of its own: the range that
+     * is next by then continues. */
     while ((next = range_next(l, r))->begun && next->asked && list_empty(&next->pages)) {
         int rc = listing_wait(l);
         if (rc < 0)
@@ -563,7 +565,7 @@ int s3_list(struct backend *base, const char *uri, bool recursive, const char *a
     }
     while (rc == 0 && (rc = take(&l)) == 1)
         rc = 0;
-    page_free(TAKE_PTR(l.scout)); /* whose range would be told otherwise that it goes */
+    page_free(TAKE_PTR(l.scout)); /* else its range would be notified of its end */
     while (!list_empty(&l.ranges))
         range_free(&l, range_of(l.ranges.next));
     free(l.uri);

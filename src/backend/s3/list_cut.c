@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A page that spans several folders is followed by more of them: their names are the cuts. One that lies in a single folder lies beside others.
- * Where there are no folders, or tiny ones, or one that goes on and on, names are numbers, perhaps: the pages to come are as far from each other as
- * the ends of this one are.
+ * A page that spans several folders is followed by more of them: their names are the cuts. One that lies in a
+ * single folder lies beside others. Where there are no folders, or tiny ones, or an endless one, names are
+ * numbers, perhaps: the pages to come are as far from each other as the ends of this one are.
  */
 #include "backend/s3/list_cut.h"
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * object_sum.h: is an object that came in several blocks the one that was stored? Checksums of its blocks, in whatever order they end, are joined to
- * that of all of it (s3_crcs_join), and compared with the server's, which a HEAD beside the first block tells: answers to ranges have none.
+ * that of all of it (s3_crcs_join), and compared with the server's, from a HEAD beside the first block: answers to ranges have none.
  *
  *   object_sum_begin ─▶ HEAD under way; all kinds are computed ─▶ answered: the one that the server has, or none
  *   object_sum_add(offset, block) ...  ─▶ object_sum_covered ─▶ object_sum_pending? wait for object_sum_settled() ─▶ object_sum_verdict
  *
  * Failure modes: no answer, or a checksum of checksums ("...-5"): nothing to compare with, the object counts as unchecked. Invariants: `runs` are
- * in order and do not touch; more than RUNS_MAX of them (reads here and there) and it is given up. A session's thread.
+ * in order and do not touch; with more than RUNS_MAX of them (scattered reads) the check is dropped. A session's thread.
  */
 #ifndef BACKEND_S3_WHOLE_H
 #define BACKEND_S3_WHOLE_H

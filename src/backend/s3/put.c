@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writing: one PUT, or parts where an object is large. Each request carries a CRC32C of its bytes, which the server checks; over TLS the
- * payload is not hashed a second time for the signature. A copy is the same with requests that name their bytes (x-amz-copy-source), instead of
- * carrying them.
+ * Writing: one PUT, or parts where an object is large. Each request carries a CRC32C of its bytes, which the
+ * server checks; over TLS the payload is not hashed a second time for the signature. A copy is the same with
+ * requests that name their bytes (x-amz-copy-source), instead of carrying them.
  *
- * Failure modes: a part that fails is tried again as any request; when one fails for good the upload is aborted, so that nobody pays for
- * parts that nobody sees. An upload whose process is killed leaves its parts to the bucket's lifecycle rule.
+ * Failure modes: a part that fails is tried again as any request; when one fails for good the upload is
+ * aborted, so that no invisible parts are left that cost money. An upload whose process is killed leaves its
+ * parts to the bucket's lifecycle rule.
  */
 #include <fcntl.h>
 #include <stdio.h>

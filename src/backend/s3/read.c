@@ -26,8 +26,8 @@ struct s3_file {
     uint64_t bytes;                 /* of the object; 0: not known */
     uint64_t total;                 /* as the first answer said it; 0: nothing was said */
     char modified[HTTP_DATE_BYTES]; /* where there is no ETag: as the first answer said it */
-    int64_t written;                /* where none was given: when, as whoever opened it knows; 0: unknown */
-    bool all;                       /* of it will be read through this handle */
+    int64_t written; /* where none was given: time of the last write, from the opener; 0: unknown */
+    bool all;        /* of it will be read through this handle */
     struct object_sum
         *whole; /* it comes in several blocks: NULL before the first, or if it is not to be checked */
     struct backend_read *last; /* has all its bytes, and waits for the server's checksum */
@@ -104,7 +104,7 @@ void s3_expect_modified(struct backend_file *file, int64_t modified)
 
 static void pump(struct s3_session *b);
 
-/* What tells versions apart where no ETag does. */
+/* Compares versions where there is no ETag. */
 static int modified_check(const struct s3_file *f, struct http_text modified, struct leat_error *err)
 {
     char was[HTTP_DATE_BYTES];
@@ -448,7 +448,7 @@ void s3_wake(struct backend *base)
 {
     struct s3_session *b = session_of(base);
     while (loop_post(b->loop, woken, b) < 0)
-        usleep(1000); /* out of memory: somebody waits who is to stop */
+        usleep(1000); /* out of memory: retry, as a waiting thread must stop */
 }
 
 void s3_cancel(struct backend *base, struct backend_read *read)
@@ -469,7 +469,7 @@ void s3_cancel(struct backend *base, struct backend_read *read)
         struct block *k = container_of(rq, struct block, rq);
         request_cancel(rq);
         block_free(b, k);
-        node = b->requests.next; /* other requests may have ended meanwhile */
+        node = b->requests.next; /* other requests may have ended during that */
     }
     free(read->why);
     read->why = NULL;
@@ -538,8 +538,7 @@ void s3_free(struct backend *base)
         loop_timer_clear(&b->pump);
     http_client_free(b->http);
     if (b->loop)
-        loop_turn(b->loop,
-                  0); /* an answer of the resolver, which is nobody's any more, lets go of its memory */
+        loop_turn(b->loop, 0); /* a late answer of the resolver frees its memory */
     loop_free(b->loop);
     struct block *k;
     while ((k = list_first(&b->free_blocks, struct block, node))) {

@@ -2,10 +2,12 @@
 /*
  * Sessions, addresses, and one request with its tries.
  *
- * Happy path: request_start signs a head and gives it to the HTTP client; a 2xx answer goes where the owner says; finished().
- * Failure modes: what may pass (connection lost, 500, 503, timeouts) is tried again after a pause that grows and is random within its
- * bounds, behind what the server asks for; a bucket that lives in another region is asked there; credentials that expired are
- * found anew, and a clock that is off is corrected by the server's, each once a request. Everything else is the owner's error.
+ * Happy path: request_start signs a head and gives it to the HTTP client; a 2xx answer goes where the owner
+ * says; finished().
+ * Failure modes: what may pass (connection lost, 500, 503, timeouts) is tried again after a pause that grows
+ * and is random within its bounds, behind what the server asks for; requests for a bucket in another region
+ * go there; credentials that expired are found again, and a clock that is off is corrected by the server's,
+ * each once a request. Everything else is the owner's error.
  * Invariants: finished() runs once, and nothing of a request is touched after it; no secret is in a message.
  */
 #include "backend/s3/session.h"
@@ -24,7 +26,7 @@
     (64 *                                                                                                    \
      KIB) /* a second: a request of many bytes has so much longer than timeout_ns, unless that was given */
 #define RETRY_MAX_S  3600ull /* what a server may ask for */
-#define SKEW_S       60      /* a clock may be off so far: nobody refuses that */
+#define SKEW_S       60      /* tolerated by all servers */
 #define LOCATION_MAX 4096u
 #define RENEW_S      300 /* credentials are renewed so long before they expire */
 
@@ -142,7 +144,7 @@ void target_fini(struct target *t)
     *t = (struct target){0};
 }
 
-/* --- who we are -------------------------------------------------------------------------------------------------------- */
+/* --- credentials ------------------------------------------------------------------------------------------------------- */
 
 int session_credentials(struct s3_session *b, struct leat_error *err)
 {
@@ -363,7 +365,7 @@ static bool amazon_host(const struct s3_exchange *rq, struct s3_endpoint *ret)
     return strcmp(e.host, bucket->endpoint.host) != 0;
 }
 
-/* The bucket lives elsewhere. True: asked there now. */
+/* The bucket is in another region. True: the request is sent there. */
 static bool request_redirect(struct s3_exchange *rq, const struct s3_error *e)
 {
     struct bucket *bucket = rq->target->bucket;
@@ -393,11 +395,12 @@ static bool request_redirect(struct s3_exchange *rq, const struct s3_error *e)
     return true;
 }
 
-/* A plain server says that it is elsewhere. 1: asked there now; 0: it does not say where; negative: it may not be followed. */
+/* A redirection of a plain server. 1: the request is sent there; 0: it has no address; negative: it may
+ * not be followed. */
 static int request_follow(struct s3_exchange *rq, struct leat_error *err)
 {
     struct target *t = rq->target, to;
-    if (rq->moves != t->moves) { /* another request has been sent somewhere meanwhile */
+    if (rq->moves != t->moves) { /* another request was redirected since */
         request_send(rq);
         return 1;
     }

@@ -129,7 +129,7 @@ struct s3_session {
 
 /* Credentials that hold for some minutes more. 0 also for an anonymous session. */
 int session_credentials(struct s3_session *b, struct leat_error *err);
-/* Runs the loop until *over (0), or until the user gives up (-ECANCELED: what it waited for is the caller's to cancel). */
+/* Runs the loop until *over (0), or until the user cancels (-ECANCELED: the caller cancels the request). */
 int session_run(struct s3_session *b, const bool *over, struct leat_error *err);
 
 static inline struct s3_session *session_of(struct backend *b)

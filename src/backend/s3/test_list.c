@@ -134,7 +134,7 @@ static void say_page(struct web_peer *p, struct bytes_out *out)
         const char *slash = folders ? strchr(key + prefix_len, '/') : NULL;
         size_t len = slash ? (size_t)(slash + 1 - key) : strlen(key);
         if (slash && strncmp(last, key, len) == 0 && last[len] == 0)
-            continue; /* told already */
+            continue; /* reported already */
         if (slash && strncmp(after, key, len) == 0 && go_on)
             continue;
         if (n == at.page) {
@@ -503,7 +503,7 @@ static void test_cost(void **state)
     assert_true(at.peak >= 8 && at.requests >= 120 && at.requests <= 240);
     at.direct = false;
     forget();
-    /* Small sets are one request; who stops soon has caused few. */
+    /* Small sets are one request; a caller that stops soon has caused few. */
     for (unsigned i = 0; i < 100; i++)
         add("%u/%u", i / 10, i);
     settle();
@@ -550,7 +550,8 @@ static void test_memory(void **state)
     assert_true(at.peak >= 3 && at.peak <= 8);
 }
 
-/* A callback that waits for something else, longer than a request may take: the page that was asked for ahead is heard meanwhile. */
+/* A callback that waits for something else, longer than a request may take: the page requested ahead
+ * arrives during that. */
 struct pausing {
     struct backend *b;
     unsigned seen;

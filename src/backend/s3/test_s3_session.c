@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sessions against a scripted server: reads given up, buckets that move while many ask, clean ends. Faults one by one: tests/test_s3_faults.py. */
+/* Sessions against a scripted server: cancelled reads, buckets that move under many requests, clean ends.
+ * Faults one by one: tests/test_s3_faults.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -94,7 +95,7 @@ static void talk_busy(struct web_peer *p)
     }
 }
 
-/* The bucket is in another region: whoever signs for the first one is sent there. */
+/* The bucket is in another region: requests signed for the first one are redirected there. */
 static void talk_region(struct web_peer *p)
 {
     char path[256], auth[600];
@@ -123,7 +124,7 @@ static void talk_refuse(struct web_peer *p)
     web_say(p, head);
 }
 
-/* HEAD is refused, and a range of an object whose length is not known is told. */
+/* HEAD is refused, and a range of an object of unknown length is answered. */
 static void talk_unknown(struct web_peer *p)
 {
     char path[256];
@@ -291,7 +292,7 @@ static void test_length_unknown(void **state)
     end(b);
 }
 
-/* Every place is taken by a read that is given up: those that waited behind it go on. */
+/* Cancelled reads take every place: those that waited behind them continue. */
 static void test_cancel_makes_room(void **state)
 {
     (void)state;
@@ -362,7 +363,8 @@ static void test_region(void **state)
     end(b);
 }
 
-/* Told to come back in a second, requests do not all come at that moment. A slow machine only spreads them more. */
+/* After a Retry-After of a second, requests do not all come at that moment. A slow machine only spreads
+ * them more. */
 static void test_busy_is_spread(void **state)
 {
     (void)state;

@@ -70,7 +70,7 @@ static void test_any_order(void **state)
     }
 }
 
-/* What this is not for is given up, not judged. */
+/* Unsupported cases are dropped, not judged. */
 static void test_given_up(void **state)
 {
     struct object_sum *w = fresh(S3_CRC32C);

@@ -88,7 +88,7 @@ static void block_over(struct block *b, int rc, const struct leat_error *why)
     job->read->rc = job->rc;
     job->read->why = NULL;
     if (job->rc < 0) {
-        job->read->why = malloc(sizeof(*job->read->why)); /* NULL: the code tells */
+        job->read->why = malloc(sizeof(*job->read->why)); /* NULL: the code is enough */
         if (job->read->why)
             *job->read->why = job->why;
     }
@@ -107,7 +107,8 @@ static void copy_part(struct block *b, const uint8_t *from)
 
 static bool block_start(struct block *b);
 
-/* Whoever waits for a buffer is given this one. Some need none any more: the page cache has what they want by now. */
+/* Gives this buffer to a waiting block. Some blocks need none any more: the page cache has their bytes by
+ * now. */
 static void bounce_give(struct stored *s, int bounce)
 {
     struct block *next;
@@ -154,7 +155,7 @@ static void block_done(struct disk_read *disk, int64_t result)
 
 /* --- its beginning ------------------------------------------------------------------------------------------------------ */
 
-/* A buffer that nobody has; -1: all are taken, -ENOMEM. */
+/* A free buffer; -1: all are taken, -ENOMEM. */
 static int bounce_take(struct stored *s)
 {
     for (int i = 0; i < (int)STORED_BOUNCES; i++) {

@@ -82,7 +82,7 @@ struct page {
         bool prefix;
     } entries[PAGE];
     unsigned n;
-    char last[STORE_KEY_MAX]; /* the key that the next page goes on behind */
+    char last[STORE_KEY_MAX]; /* the next page continues after this key */
     size_t last_len;
     bool last_prefix;
 };

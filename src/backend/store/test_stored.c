@@ -184,7 +184,7 @@ static void begin(struct reading *r, struct backend_file *file, void *dst, uint6
     backend_submit(f.session, &r->read);
 }
 
-/* A read that nobody works at any more is not waited for without end. */
+/* The wait for a read that no thread works on has an end. */
 static void wait_over(const struct reading *r)
 {
     test_wait_until((backend_wait(f.session, 1, 1), r->times));
@@ -348,7 +348,8 @@ static void test_misplaced(void **state)
     free(memory);
 }
 
-/* Blocks that wait for a bounce buffer, and need none when their turn comes, as somebody else has read the file meanwhile. */
+/* Blocks that wait for a bounce buffer, and need none when their turn comes, as another reader has read
+ * the file since. */
 static void test_warm_meanwhile(void **state)
 {
     uint8_t *memory = aligned_alloc(4096, 6 * MIB), *dst = memory + 384;
@@ -446,7 +447,7 @@ static void test_flipped_bit(void **state)
     uint8_t *dst = aligned_alloc(4096, 6 * MIB);
     for (unsigned is_warm = 0; is_warm < 2; is_warm++) {
         struct reading r;
-        put("large", f.large, LARGE); /* anew, as what was found damaged stays so */
+        put("large", f.large, LARGE); /* again, as a block found damaged stays so */
         struct backend_file *file = open_key("large", NULL);
         begin(&r, file, dst, 0, LARGE); /* good, and verified once */
         assert_int_equal(backend_wait(f.session, 1, -1), 1);
@@ -466,7 +467,7 @@ static void test_flipped_bit(void **state)
         if (!is_warm)
             cold();
         expect_corrupt(file, dst, 0, LARGE);
-        expect_corrupt(file, dst + 100, 2 * MIB + 9000, 10); /* of a block that is bad elsewhere */
+        expect_corrupt(file, dst + 100, 2 * MIB + 9000, 10); /* of a block that is bad in another place */
         backend_close(file);
     }
     put("large", f.large, LARGE);
