@@ -157,7 +157,7 @@ static void fail(struct http_conn *conn, int rc, const struct leat_error *why)
         http_conn_close(conn, rc, &err);
         return;
     }
-    /* Never was one: another address, or bad news for those who wait. */
+    /* Never was one: another address, or an error for waiting calls. */
     struct http_pool *pool = conn->pool;
     client_enter(pool->client);
     http_conn_close(conn, rc, &err);
@@ -461,7 +461,7 @@ static void ended(struct http_conn *conn)
     fail(conn, LEAT_PEER_GONE, &err);
 }
 
-/* An idle connection has no buffer: what a session holds while nothing is under way is not charged to anybody (docs/decisions/0089). */
+/* An idle connection has no buffer: no budget is charged for idle sessions (docs/decisions/0089). */
 static int buffer_get(struct http_conn *conn)
 {
     if (!conn->buf)

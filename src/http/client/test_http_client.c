@@ -448,7 +448,7 @@ static void test_cancel(void **state)
     http_call_cancel(client, &g[0].call);
     loop_turn(loop, 10);
     assert_int_equal(g[0].ended, 0);
-    /* what is still under way when the client goes is told so */
+    /* requests under way at the client's end get an error */
     get_init(&g[1], &s.origin, "/silent", dst[1], 100);
     left = 1;
     http_call_start(client, &g[1].call);
@@ -638,7 +638,8 @@ static void test_tls(void **state)
     loop_free(loop);
 }
 
-/* Nobody reads authorities who speaks no TLS; who comes to it later, as by a redirection, is told then, and not that an object is missing. */
+/* Certificates of authorities are read for TLS only. A request that needs them later, after a redirection,
+ * gets their error, not that of a missing object. */
 static void test_authorities_where_they_are_wanted(void **state)
 {
     struct web_server s;

@@ -34,7 +34,8 @@ void web_say(struct web_peer *p, const char *text)
     web_say_bytes(p, text, strlen(text));
 }
 
-/* The next request's path, or false at the end of the connection. Bodies are not expected but where told: Content-Length is read. */
+/* The next request's path, or false at the end of the connection. Bodies are expected only with a
+ * Content-Length. */
 bool web_hear(struct web_peer *p, char path[256])
 {
     for (;;) {

@@ -25,7 +25,8 @@ struct web_peer {
 ssize_t web_read(struct web_peer *p, void *buf, size_t len);
 void web_say_bytes(struct web_peer *p, const void *data, size_t len);
 void web_say(struct web_peer *p, const char *text);
-/* The next request's path, or false at the end of the connection. A body is read over, where Content-Length tells of one. */
+/* The next request's path, or false at the end of the connection. A body announced by Content-Length is
+ * skipped. */
 bool web_hear(struct web_peer *p, char path[256]);
 /* A header's value ("if-match"), or false. */
 bool web_header(const struct web_peer *p, const char *name, char *ret, size_t cap);

@@ -414,7 +414,7 @@ static void begin(struct http_server_conn *conn)
         conn->state = SCONN_IDLE;
         to_list(conn, &reactor->idle);
     }
-    conn->readable = true; /* those who connect have something to say */
+    conn->readable = true; /* a new connection usually has a request */
     sconn_drive(conn);
 }
 

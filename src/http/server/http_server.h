@@ -63,7 +63,7 @@ struct http_ops {
     void (*full)(struct http_request *req, size_t got, bool last);
     /* All pieces that were given are with the kernel, and http_send's `last` has not been: http_send_more now or later. */
     void (*more)(struct http_request *req);
-    /* While an answer is being thought about, the peer has closed its side. Nearly all who do are gone: http_abort is fair. */
+    /* The peer closed its side before the answer. Nearly all such peers are gone: http_abort is fair. */
     void (*left)(struct http_request *req);
     /*
      * It is over: 0: answered, and all of it is with the kernel. LEAT_PEER_GONE: the peer went, or was slower than is allowed;
@@ -114,10 +114,12 @@ void http_request_peer(const struct http_request *req, struct http_peer *ret_pee
 /* --- its body ------------------------------------------------------------------------------------------------------------ */
 
 /*
- * Without either of these a body is not read; an answer given before closes the connection behind it unless what is left is short
- * (drain_bytes). The first call says "100 Continue" to those who wait for it. Payload is what chunked framing carries, never the framing.
+ * Without either of these a body is not read; an answer given before closes the connection behind it unless
+ * what is left is short (drain_bytes). The first call sends "100 Continue" to a peer that waits for it.
+ * Payload is what chunked framing carries, never the framing.
  *
- * stream: ops->data, in pieces of up to 64 KiB, as they come: who may have to hold the peer up gives a buffer at a time instead.
+ * stream: ops->data, in pieces of up to 64 KiB, as they come. A handler that must slow the peer down gives
+ * one buffer at a time instead.
  */
 void http_body_stream(struct http_request *req);
 /* into: received straight into `buf` (what came with the head, and chunked bodies, are copied); then ops->full, whose handler gives the
@@ -210,14 +212,15 @@ const char *http_server_address(const struct http_server *server, unsigned i);
 /* Reads certificate and key again; connections made from now on get them. On failure the old ones stay. Any thread. */
 int http_server_reload_tls(struct http_server *server, struct leat_error *err);
 /*
- * No new connections: listening sockets are closed at once, and who had connected before is heard out. Idle ones close; those with a request get
- * grace_ns to end it, and learn that the connection closes; the rest is broken off. Returns when no connection is left; messages
- * still arrive. Not from a reactor's thread.
+ * No new connections: listening sockets are closed at once, and earlier connections are served. Idle ones
+ * close; those with a request get grace_ns to end it, and learn that the connection closes; the rest is
+ * broken off. Returns when no connection is left; messages still arrive. Not from a reactor's thread.
  */
 void http_server_stop(struct http_server *server, uint64_t grace_ns);
 /* It is stopping: not ready any more. Any thread. */
 bool http_server_stopping(const struct http_server *server);
-/* Stops with no grace if that was not done. Workers who post must have ended (http_workers_free) between stop and free. NULL is fine. */
+/* Stops with no grace if that was not done. Workers that post must have ended (http_workers_free) between
+ * stop and free. NULL is fine. */
 void http_server_free(struct http_server *server);
 
 struct http_server_stats {

@@ -134,7 +134,7 @@ static int send_file(struct http_server_conn *conn, size_t *ret_moved)
         return LEAT_CORRUPT;
     moved(conn, (size_t)rc);
     *ret_moved += (size_t)rc;
-    return 1; /* a short one may be the file's doing: the next call tells */
+    return 1; /* the file may cause a short one: the next call decides */
 }
 
 /* Of a file, without waiting for its disk where `now`: how many bytes; -EAGAIN: none is in the page cache; LEAT_CORRUPT: there are none. */

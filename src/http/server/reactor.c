@@ -341,7 +341,7 @@ static void obey(struct http_reactor *reactor)
     if (reactor->stopped < STOP_NO_MORE && level >= STOP_NO_MORE) {
         for (unsigned i = 0; i < reactor->server->nlisteners; i++) {
             if (level == STOP_NO_MORE &&
-                !reactor->failed) /* those who had connected before may have asked as well */
+                !reactor->failed) /* earlier connections may have sent requests as well */
                 accept_most(&reactor->listeners[i], BACKLOG);
             loop_remove(&reactor->listeners[i].source);
         }
@@ -428,7 +428,8 @@ const char *reactor_date(struct http_reactor *reactor)
 
 /* --- the thread ---------------------------------------------------------------------------------------------------------- */
 
-/* Its connections end, and others take the new ones; workers still find whom to tell, and who stops the server is not left waiting. */
+/* Its connections end, and others take the new ones. Workers can still post to it, and stopping the server
+ * does not wait for ever. */
 static void go_without_loop(struct http_reactor *reactor)
 {
     reactor->failed = true;
@@ -495,7 +496,8 @@ int reactor_init(struct http_reactor *reactor, struct http_server *server)
 
 int reactor_start(struct http_reactor *reactor)
 {
-    /* Signals are for the program's own threads; SIGPIPE for nobody: OpenSSL and sendfile know no MSG_NOSIGNAL. */
+    /* Signals are for the program's own threads; SIGPIPE for no thread: OpenSSL and sendfile know no
+     * MSG_NOSIGNAL. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

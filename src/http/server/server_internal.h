@@ -25,7 +25,7 @@
 #define LINGER_NS      (5 * 1000000000ull)
 #define LINGER_BYTES   (64 * MIB)
 #define BACKLOG        4096 /* connections that the kernel holds for a listener */
-#define LINGERERS_MAX  64u  /* connections over the limit that a reactor tells so, at a time */
+#define LINGERERS_MAX  64u  /* connections over the limit that a reactor answers at a time */
 
 /*
  * HANDSHAKE ─▶ IDLE ─▶ HEAD ─▶ REQUEST ─┬─▶ (DRAIN ─▶) IDLE, or HEAD where the next one is here already

@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 struct site {
-    char **domains; /* ended by NULL: matched with what stands in front of them */
+    char **domains; /* ended by NULL: matched with the label before them */
     char **names;   /* ended by NULL: matched whole */
 };
 

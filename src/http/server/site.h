@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * site.h: whether a browser may have been led here by a page of another site. Requests that carry no credential rest on this alone: a signature
- * or a token proves what a page of another site cannot know.
+ * site.h: whether a browser may have been led here by a page of another site. Requests that carry no
+ * credential rest on this alone: a signature or a token proves what a page of another site cannot know.
  *
- * Two attacks are refused (docs/decisions/0127). DNS rebinding: a page's own name is made to mean an address of this server, and the browser
- * then takes us for that page's origin; the name stands in Host. Cross-site requests: a page sends what needs no permission by CORS, such as a
- * POST of text; Sec-Fetch-Site (Fetch Metadata, W3C) or Origin (RFC 6454) tells. This server has no CORS rules, so no other origin is allowed.
+ * Two attacks are refused (docs/decisions/0127). DNS rebinding: a page's own name is made to mean an address
+ * of this server, and the browser then takes us for that page's origin; the name stands in Host. Cross-site
+ * requests: a page sends a request that needs no permission by CORS, such as a POST of text; Sec-Fetch-Site
+ * (Fetch Metadata, W3C) or Origin (RFC 6454) shows it. This server has no CORS rules, so no other origin is
+ * allowed.
  */
 #ifndef HTTP_SERVER_SITE_H
 #define HTTP_SERVER_SITE_H
@@ -19,8 +21,8 @@
 struct site;
 
 /*
- * Its names are the host's own, localhost, those among `listen` ("name:port"), and each of `domains` with what stands in front of it (a
- * bucket). Both end with NULL and may be NULL. -ENOMEM.
+ * Its names are the host's own, localhost, those among `listen` ("name:port"), and each of `domains` with a
+ * label before it (a bucket). Both end with NULL and may be NULL. -ENOMEM.
  */
 int site_new(const char *const *domains, const char *const *listen, struct site **ret_site);
 void site_free(struct site *site); /* NULL is fine */

@@ -153,7 +153,7 @@ static void test_expectations(void **state)
     /* Sent without waiting: no need to say it. */
     rig_say(s.fd, "PUT /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n12345");
     want_back(&s, "12345", 5);
-    /* Refused: nobody says 100, and as it is open whether the body comes, the connection ends. */
+    /* Refused: no 100 is sent, and as the body may come or not, the connection ends. */
     say_length(s.fd, "/refuse", "Expect: 100-continue\r\n", 5);
     assert_int_equal(recv(s.fd, text, 12, MSG_WAITALL), 12);
     assert_memory_equal(text, "HTTP/1.1 403", 12);
@@ -169,7 +169,8 @@ static void test_expectations(void **state)
     rig_stop(&rig);
 }
 
-/* A short body is read away; a long one costs the connection, and the peer that goes on sending still reads the answer. */
+/* A short body is read away; a long one costs the connection, and a peer that continues to send still
+ * reads the answer. */
 static void test_refused(void **state)
 {
     struct rig rig;
@@ -197,7 +198,7 @@ static void test_refused(void **state)
     rig_stop(&rig);
 }
 
-/* Cut at every length: the handler hears of it, and of nothing else. */
+/* Cut at every length: the handler learns of it, and of nothing else. */
 static void test_cut_short(void **state)
 {
     static const char length[] = "PUT /into?size=16 HTTP/1.1\r\nHost: x\r\nContent-Length: 40\r\n\r\n"

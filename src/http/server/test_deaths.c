@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers that go at every point, workers that answer afterwards, and what a handler is told. */
+/* Peers that leave at every point, workers that answer afterwards, and the calls to a handler. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ static void reset(int fd)
     close(fd);
 }
 
-/* Gone while a worker is at it: the worker's answer finds nobody, and nothing else. */
+/* The peer leaves while a worker works: the worker's answer has no receiver, and nothing else happens. */
 static void test_worker_answers_the_dead(void **state)
 {
     struct rig rig;
@@ -44,7 +44,7 @@ static void test_worker_answers_the_dead(void **state)
     rig_stop(&rig);
 }
 
-/* An end without reset: the handler is told that the peer has left, and it decides. */
+/* An end without reset: the handler is notified that the peer has left, and it decides. */
 static void test_left(void **state)
 {
     struct rig rig;
@@ -57,7 +57,7 @@ static void test_left(void **state)
     rig_await(&rig.over_cancelled, 1);
     assert_true(stream_ended(&s));
     stream_fini(&s);
-    /* One who does not ask for it answers the half-closed peer. */
+    /* A handler without that callback answers the half-closed peer. */
     atomic_store(&rig.gated, true);
     s = (struct stream){.fd = rig_connect(&rig)};
     rig_say(s.fd, GET("/late"));
@@ -76,7 +76,7 @@ static void test_left(void **state)
     rig_say(s.fd, GET("/hello"));
     assert_int_equal(atomic_load(&rig.lefts), 1);
     stream_fini(&s);
-    rig_await(&rig.over_cancelled, 2); /* told by the end behind the request that waits */
+    rig_await(&rig.over_cancelled, 2); /* by the end that follows the waiting request */
     rig_stop(&rig);
 }
 
@@ -175,7 +175,8 @@ static void *stop_main(void *user)
     return NULL;
 }
 
-/* Its connections end, a worker that is busy for it still finds it, and who stops the server does not wait for ever. */
+/* Its connections end, a worker that is busy for it still finds it, and stopping the server does not wait
+ * for ever. */
 static void test_a_loop_fails(void **state)
 {
     struct rig rig;

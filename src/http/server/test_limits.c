@@ -139,7 +139,7 @@ static void test_too_many(void **state)
     rig_stop(&rig);
 }
 
-/* Requests that hold memory, up to the cap: who comes then is told to come again, and the cap holds. */
+/* Requests that hold memory, up to the cap: further requests get 503, and the cap holds. */
 static void test_memory_cap(void **state)
 {
     enum { N = 60 };
@@ -153,7 +153,7 @@ static void test_memory_cap(void **state)
         held[i] = (struct stream){.fd = rig_connect(&rig)};
         rig_say(held[i].fd, GET("/hold"));
     }
-    /* Each is the handler's, or was told 503. */
+    /* Each reached the handler, or got 503. */
     struct http_server_stats stats;
     test_wait_until((http_server_stats(rig.server, &stats), stats.overload + atomic_load(&rig.begun) >= N));
     refused = (unsigned)stats.overload;
@@ -179,7 +179,7 @@ static void test_memory_cap(void **state)
     rig_stop(&rig);
 }
 
-/* No descriptor left: others go on, and later ones are served again. */
+/* No descriptor left: others continue, and later ones are served again. */
 static void test_no_descriptor(void **state)
 {
     struct rig rig;
@@ -217,7 +217,8 @@ static uint64_t cpu_ns(void)
     return (uint64_t)ts.tv_sec * NS_PER_S + (uint64_t)ts.tv_nsec;
 }
 
-/* Not even the descriptor that is kept for it helps: who waits to be taken in costs no processor meanwhile, and is served when there are some again. */
+/* The spare descriptor is gone too: a waiting connection costs no CPU, and is served when descriptors are
+ * free again. */
 static void test_nothing_to_accept_with(void **state)
 {
     struct rig rig;

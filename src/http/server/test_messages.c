@@ -47,7 +47,8 @@ static void test_kept(void **state)
     rig_stop(&rig);
 }
 
-/* In order, though the second is answered by another thread and the first has a body that nobody reads. */
+/* In order, though the second is answered by another thread and the first has a body that no handler
+ * reads. */
 static void test_pipelined(void **state)
 {
     static const char text[] = "POST /refuse HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n12345"
@@ -164,7 +165,7 @@ static void test_many_connections(void **state)
     rig_stop(&rig);
 }
 
-/* Those with a request may end it; who is idle is closed; nobody new comes in. */
+/* Connections with a request may end it; idle ones are closed; no new ones are accepted. */
 static void test_graceful_end(void **state)
 {
     struct rig rig;
@@ -175,7 +176,7 @@ static void test_graceful_end(void **state)
     want(&idle, "GET", 200, "hello");
     rig_say(s.fd, "GET /late HTTP/1.1\r\nHost: x\r\n\r\n");
     rig_await(&rig.begun, 2);
-    /* The worker that answers is let go by the idle connection's end. */
+    /* The idle connection's end releases the worker that answers. */
     atomic_store(&rig.release, true);
     http_server_stop(rig.server, PATIENCE_NS);
     want(&s, "GET", 200, "late");
@@ -194,7 +195,7 @@ static void *stop_now(void *user)
     return NULL;
 }
 
-/* True: somebody still accepts. */
+/* True: the address still accepts. */
 static bool is_taken(const struct sockaddr_in *addr)
 {
     AUTO_CLOSE int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -203,7 +204,8 @@ static bool is_taken(const struct sockaddr_in *addr)
     return rc == 0;
 }
 
-/* While those with a request end it, nobody else is taken in, not even by the kernel; and they are told that there is no next one. */
+/* While open requests end, no connection is accepted, not even by the kernel; their answers say that no
+ * further request is possible. */
 static void test_grace(void **state)
 {
     struct rig rig;
@@ -245,7 +247,8 @@ static void test_grace(void **state)
     rig_stop(&rig);
 }
 
-/* Who had connected, and asked, before the server was told to stop, is answered, though no reactor had come to take him in. */
+/* A client that connected and sent a request before the stop is answered, even if no reactor had accepted
+ * it yet. */
 static void test_backlog_is_heard(void **state)
 {
     enum { N = 100 };

@@ -160,7 +160,7 @@ static void test_vectors_in_a_pipeline(void **state)
     rig_stop(&rig);
 }
 
-/* Who says that he waits for leave to send a body, and is refused, has no connection any more on which the body could be a request. */
+/* After a refused Expect the connection ends, so that the body cannot be read as a request. */
 static void test_refused_expectation(void **state)
 {
     struct rig rig;

@@ -44,7 +44,7 @@ static void test_names(void **state)
         "evillocalhost",
         "xs3.example.org",
         "example.org",
-        "a.store.lan", /* buckets stand in front of domains alone */
+        "a.store.lan", /* a bucket's name may precede domains only */
         "127.0.0.1.evil.example",
         "1.2.3.4.5",
         "127.1",

@@ -236,7 +236,7 @@ static void test_cold_file(void **state)
     client_fini(&c);
     rig_stop(&rig);
     if (!may) {
-        print_message("# the file system of /tmp does not tell cold files from others, or has none\n");
+        print_message("# the file system of /tmp cannot report cold files, or has none\n");
         skip();
     }
     assert_true(stats.done > 0);
@@ -337,7 +337,7 @@ static void test_reload(void **state)
     client_open(&new, &rig, TLS1_3_VERSION);
     name_of(&new, name);
     assert_string_equal(name, "second");
-    assert_int_equal(client_get(&old, GET("/hello"), &body), 5); /* goes on */
+    assert_int_equal(client_get(&old, GET("/hello"), &body), 5); /* continues */
     free(body);
     client_close(&new);
     /* One that cannot be used leaves what there was. */
@@ -465,7 +465,7 @@ static void test_unix_socket(void **state)
     struct http_server_config config = {.listen = &listen, .nlisten = 1, .reactors = 2};
     struct sockaddr_un un = {.sun_family = AF_UNIX};
     memcpy(un.sun_path, path, strlen(path) + 1);
-    /* One that a process left behind is in nobody's way. */
+    /* A stale socket of an ended process is no obstacle. */
     int stale = socket(AF_UNIX, SOCK_STREAM, 0);
     assert_int_equal(bind(stale, (struct sockaddr *)&un, sizeof(un)), 0);
     close(stale);
@@ -514,8 +514,9 @@ static bool push(struct client *c, struct held *held)
 }
 
 /*
- * A peer that asks for new keys, and does not take the answers, until nothing fits into the socket any more: reading, TLS waits for room to
- * write. When there is room again the connection goes on. (Through memory: OpenSSL's own client would not read while it cannot write.)
+ * A peer that asks for new keys, and does not take the answers, until nothing fits into the socket any more:
+ * reading, TLS waits for room to write. When there is room again the connection continues. (Through memory:
+ * OpenSSL's own client would not read while it cannot write.)
  */
 static void test_keys_updated(void **state)
 {

@@ -70,7 +70,7 @@ static void test_priorities(void **state)
         assert_int_equal(http_work_start(workers, nobody, HTTP_PRIORITY_LONG, &fill[i].work), 0);
     }
     assert_int_equal(http_work_start(workers, nobody, HTTP_PRIORITY_LONG, &more.work), -EAGAIN);
-    /* The end: what runs is heard out, what waits is cancelled, and each is told. */
+    /* The end: running work completes, waiting work is cancelled, and each is notified. */
     atomic_store(&gate, true);
     http_workers_free(workers);
     assert_true(atomic_load(&run) >= 3);
@@ -79,7 +79,7 @@ static void test_priorities(void **state)
     assert_int_equal(atomic_load(&done) + atomic_load(&cancelled), LONG + SHORT + 3);
 }
 
-/* One end may let two begin, of two parties: nobody who is idle sleeps on. */
+/* One end may let two begin, of two parties: no idle worker stays asleep. */
 static void test_an_end_lets_two_begin(void **state)
 {
     enum { X = 1, Y = 2 };
@@ -134,7 +134,8 @@ static void test_start_without_memory(void **state)
     assert_true(n > 10);
 }
 
-/* The nth allocation of whoever is at work fails: that request may be lost, or refused; the server goes on, and all is over at the end. */
+/* The nth allocation fails, in any thread: that request may be lost, or refused; the server continues, and
+ * all is over at the end. */
 static void test_requests_without_memory(void **state)
 {
     static const char *const texts[] = {GET("/hello"), GET("/file"), GET("/mixed"), GET("/flow?n=2&unknown"),

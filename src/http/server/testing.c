@@ -356,7 +356,7 @@ int rig_connect_narrow(struct rig *rig, int bytes)
     return fd;
 }
 
-/* A peer that has closed meanwhile is no failure here: what it answered is looked at. */
+/* A peer that has closed is no failure here: its answer is checked. */
 void rig_send(int fd, const void *data, size_t len)
 {
     while (len) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * testing.h: a server for tests, and a client that says exactly what it is told. Paths and what they do:
+ * testing.h: a server for tests, and a client that sends exactly the given bytes. Paths and what they do:
  *
  *   /hello          "hello" at once                    /late     the same, from a worker
  *   /echo           the body back, streamed in         /into     the body back, received into buffers of ?size= bytes
@@ -29,7 +29,7 @@ struct rig {
     _Atomic uint64_t streamed;
     _Atomic bool release; /* workers of /late wait for it where `gated` */
     _Atomic bool gated;
-    struct http_ref last; /* of the last request that was begun: when it has been answered, nobody */
+    struct http_ref last; /* of the last request that was begun; refers to none after its answer */
 };
 
 /* config may be NULL; listens at 127.0.0.1 and any port unless it says otherwise. */
