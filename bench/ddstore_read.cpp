@@ -58,7 +58,7 @@ static uint64_t now_ns()
         .count();
 }
 
-/* Rank 0's input, told to all. Who waits for it sleeps: a rank that spins would slow down whoever is measured meanwhile. */
+/* Rank 0's input, broadcast to all. Waiting ranks sleep: a rank that spins would slow down the measured program. */
 static bool next_line(char *line, int cap)
 {
     MPI_Request request;

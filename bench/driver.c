@@ -120,7 +120,7 @@ uint8_t *bench_ring(uint64_t bytes)
 struct consumer {
     void *state;
     unsigned number; /* of all */
-    uint64_t step;   /* goes on from run to run */
+    uint64_t step;   /* continues from run to run */
     uint64_t bytes, samples, batches;
     uint32_t *lat_us;
     pthread_t thread;

@@ -2,7 +2,7 @@
 /*
  * http_far: makes a server on this host a distant one, where the kernel has no netem: a relay whose connections behave as a path of that round trip.
  * Bytes come half of it later; what may be in flight towards the client begins with ten segments, doubles with each round trip up to what a
- * Linux server's buffer allows, and begins anew after 300 ms of silence (slow start, as the kernel does it). Nothing is lost. With MBIT all that comes
+ * Linux server's buffer allows, and begins again after 300 ms of silence (slow start, as the kernel does it). Nothing is lost. With MBIT all that comes
  * from the server shares one link of so many Mbit/s, first come, first served.
  *
  *   http_far LISTEN TARGET RTT_MS [MBIT]       ports of 127.0.0.1; runs until it is ended

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * store_fill FOLDER BUCKET OBJECTS BYTES: a store with so many objects, made without a wait for the disk at each: what a restart and a list
- * find. Not for data that anybody wants to keep.
+ * store_fill FOLDER BUCKET OBJECTS BYTES: a store with so many objects, made without a wait for the disk at
+ * each: what a restart and a list find. Not for data worth keeping.
  */
 #include <stdio.h>
 

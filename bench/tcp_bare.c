@@ -143,7 +143,7 @@ static _Noreturn void server(void)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const uint8_t *pool = bench_load_npy(&setup);
-    if (listener < 0) /* only now: loading takes the CPUs from what is measured meanwhile */
+    if (listener < 0) /* only now: loading takes CPU time from other measured programs */
         listen_there();
     for (;;) {
         struct serving *s = malloc(sizeof(*s));

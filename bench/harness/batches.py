@@ -6,7 +6,7 @@ loader.resident.*        leat.Loader against ReadBatch in C (read_leat), same da
 loader.vs_dataloader.*   against torch's DataLoader over the same .npy mapped, the same order: default collate of items (items), and the best that
                          can be written with it, one fancy-indexed gather a batch (gather); 0, 1, 2 workers. .workers: the best with 1 and 2 is the
                          limit; .inline: the best with 0
-loader.restart           a new process of a job that goes on: import, open, Loader, state, first batch, in ms; promised: 1,000
+loader.restart           a new process of a resumed job: import, open, Loader, state, first batch, in ms; promised: 1,000
 """
 import contextlib
 import json

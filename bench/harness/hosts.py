@@ -48,7 +48,7 @@ class Network:
                 run("ip", "-n", name, "link", "set", "lo", "up")
                 # These hosts are 3 us apart, nearer than any real ones. TCP waits a quarter of the shortest way for a segment that another overtook (RACK,
                 # RFC 8985), in whole microseconds: not at all, for as long as the shortest way is remembered. Two CPUs do overtake each other here, and
-                # such a connection then sent a fifth of its segments twice though nothing was lost. So here it is not remembered, for anybody.
+                # such a connection then sent a fifth of its segments twice though nothing was lost. So it is not remembered here, for any program.
                 run("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_min_rtt_wlen=0")
                 for k in range(links):
                     port, nic = f"p{i}x{k}", f"eth{k}"

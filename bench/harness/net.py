@@ -31,8 +31,8 @@ PORT = 7800
 
 
 def busy_seconds():
-    """What all CPUs have worked since boot. The kernel's work for packets is done in the name of whoever runs just then, or of nobody:
-    what processes are said to have used (".cpu") has a part of it that differs from case to case."""
+    """What all CPUs have worked since boot. The kernel charges its work for packets to the process that runs just then, or to none:
+    the CPU time of processes (".cpu") has a part of it that differs from case to case."""
     with open("/proc/stat") as f:
         ticks = [int(word) for word in f.readline().split()[1:9]]
     return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")

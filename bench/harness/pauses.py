@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a machine takes from a measurement: CPU time that other guests of its host got (steal), pauses of all of it, and free memory.
 
-A sleeper wakes every few milliseconds. Where it is late by far more than a busy machine makes it, nobody got the CPU: the
+A sleeper wakes every few milliseconds. Where it is late by far more than a busy machine makes it, no process got the CPU: the
 virtual machine stood still, or was stopped.
 
 A host may take back memory that its guest has had free for two seconds (free page reporting of virtio_balloon). The first touch then costs

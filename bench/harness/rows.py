@@ -4,7 +4,7 @@
 A row is what `bench/run --json` prints: metric, leat, limit, ratio (leat / limit), rival, rival_name (the best of the
 rivals that were there), unit, runs, and "range": [least, most] of each, "ratio" the least and most of the runs' own ratios.
 "machine" says what it took from the turns that the row is of (pauses.py): "steal" and "late_ms" the most of any turn that
-counts, "repeated" how many turns were taken anew for it, "hit" how many count although they were hit.
+counts, "repeated" how many turns were repeated for it, "hit" how many count although they were hit.
 """
 import statistics
 
@@ -28,7 +28,7 @@ def _turn(cases):
 
 def in_turns(cases, repeats):
     """cases: {name: function() -> {figure: value}}. Each repetition calls all of them, one after another.
-    One in which the machine paused, or gave its CPUs to others, is taken anew: half as many as `repeats` at most, and then those
+    One in which the machine paused, or gave its CPUs to others, is repeated: half as many as `repeats` at most, and then those
     that were hit least count. Returns {name: {figure: [values]}}."""
     good, hit = [], []
     while len(good) < repeats and len(good) + len(hit) < repeats + repeats // 2:

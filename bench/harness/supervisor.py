@@ -44,7 +44,7 @@ def _run(main, supervisor):
 
 
 def _reap(run):
-    """The status of `run`, or None as long as it is there; buries who else has ended."""
+    """The status of `run`, or None as long as it is there; reaps other ended children."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -74,7 +74,7 @@ def mark():
 def _is_there(pid):
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as f:
-            return f.read() != b""  # who has ended and was not buried has none
+            return f.read() != b""  # a process that ended and was not reaped has none
     except OSError:
         return False
 
@@ -91,7 +91,7 @@ def _left_in(folder):
 
 
 def _sweep():
-    """Puts away what runs left that are gone, and ends who still is in their namespaces."""
+    """Removes leftovers of ended runs, and ends processes that are still in their namespaces."""
     for name in map(os.path.basename, _left_in(NAMESPACES)):
         inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
         for pid in map(int, inside.stdout.split()):

@@ -98,7 +98,7 @@ class Group:
         for w in self.workers:
             w.send(line)
         answers = [w._read() for w in self.workers]
-        pids = sorted({p for w in self.workers for p in w.pids()} | set(pids))  # workers that it started meanwhile
+        pids = sorted({p for w in self.workers for p in w.pids()} | set(pids))  # workers that it started during the run
         one = dict(answers[0])
         for key in ("bytes", "samples", "batches", "verified"):
             if key in one:

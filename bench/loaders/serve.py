@@ -5,7 +5,7 @@ A line is answered with a line of JSON:
     verify          one epoch, untimed: every sample to check_samples                      -> {"verified": samples}
     run SECONDS     batches, epoch after epoch, until the time is over                     -> {"bytes", "ns", "samples", "batches", "p50_us", "p99_us"}
     epoch           one whole epoch from its beginning                                     -> the same and "first_ns"
-A reader is an object with epoch(e) -> iterable of batches, and samples(batch) -> the samples of a batch as buffers. Nobody looks into a batch
+A reader is an object with epoch(e) -> iterable of batches, and samples(batch) -> the samples of a batch as buffers. No reader looks into a batch
 while time runs: it is taken, and dropped when the next one is there.
 """
 import argparse
