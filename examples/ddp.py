@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a classifier of JPEGs on several ranks, and goes on where it was when it is started again, on any number of them.
+"""Trains a classifier of JPEGs on several ranks. Started again, it continues where it was, on any number of ranks.
 
     python3 examples/demo/tiles.py /tmp/tiles          # makes some data: or take your own
     torchrun --nproc_per_node 2 examples/ddp.py /tmp/tiles/train --checkpoint /tmp/run.pt

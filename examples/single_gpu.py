@@ -64,7 +64,7 @@ def main():
     print(f"{stats['verdict']}: waited {stats['wait_s']:.2f} s for data in {stats['wait_s'] + stats['consume_s']:.2f} s. {stats['advice']}")
 
     if args.test:
-        # Every sample once: the last batch is filled up, and batch.valid tells with what.
+        # Every sample once: the last batch is filled up, and batch.valid marks the padding.
         test = leat.Loader(args.test, args.batch, shuffle=False, drop_last=False, fields={"image": "jpg", "label": label},
                            transform=leat.prep.CenterCrop(args.size, resize=args.size), num_workers=args.workers, device=device)
         right = tested = 0

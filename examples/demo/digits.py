@@ -37,7 +37,7 @@ def prepare(folder):
     for name, ids in (("test", order[:held]), ("train", order[held:])):
         np.save(folder / f"{name}-images.npy", images[ids])
         np.save(folder / f"{name}-labels.npy", labels[ids])
-    note.write_text(whence)  # last: whoever finds it finds everything
+    note.write_text(whence)  # last: if it exists, everything does
     return whence, False
 
 

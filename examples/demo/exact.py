@@ -54,6 +54,6 @@ def same_pixels(what, pixels, samples):
 
 
 def unbroken(loader, epochs):
-    """What a loader gives that nobody kills: [(epoch, number, checksum)]."""
+    """The samples of a loader that is never killed: [(epoch, number, checksum)]."""
     return [(epoch, int(i), zlib.crc32(image)) for epoch in range(epochs) for batch in loader
             for image, i, valid in zip(batch["image"], batch.ids, batch.valid) if valid]

@@ -4,7 +4,7 @@
     RANK=0 WORLD_SIZE=2 python3 images.py TILES WORK RUN &        # TILES/{train,test}/*.tar, WORK: for checkpoint and records
     RANK=1 WORLD_SIZE=2 python3 images.py TILES WORK RUN
 
-A run that finds WORK/checkpoint.pt goes on from there, on however many ranks it has. Rank 0 prints a JSON object a line. What each rank
+A run that finds WORK/checkpoint.pt continues from there, on any number of ranks. Rank 0 prints a JSON object a line. What each rank
 received is written to WORK/RUN.RANK.jsonl, step by step: the demo proves by it that nothing was left out and nothing came twice.
 """
 
@@ -28,7 +28,7 @@ FIELDS = {"image": "jpg", "label": "cls"}
 
 
 def train_loader(path, batch_size=BATCH_SIZE, **options):
-    """What is trained on. drop_last=False: the last step of an epoch is filled up, and batch.valid tells with what."""
+    """The training data. drop_last=False: the last step of an epoch is filled up, and batch.valid marks the padding."""
     crop = leat.prep.RandomResizedCrop(SIZE, scale=(0.4, 1.0))
     return leat.Loader(path, batch_size, seed=SEED, fields=FIELDS, transform=crop, drop_last=False, **options)
 
