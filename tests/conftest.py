@@ -60,7 +60,7 @@ def pair(cluster):
 
 @pytest.fixture
 def user_env(tmp_path):
-    """The environment of somebody who tries a document or an example: a daemon of its own, stopped at the end."""
+    """The environment of a user who tries a document or an example: a daemon of its own, stopped at the end."""
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700)
     env = {k: v for k, v in os.environ.items() if k not in ("LEAT_SOCKET", "RANK", "WORLD_SIZE")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets for tests whose every byte follows from the sample's number, so that anybody can tell right from wrong."""
+"""Datasets for tests whose every byte follows from the sample's number, so that any test can check them."""
 
 import numpy as np
 

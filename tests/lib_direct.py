@@ -47,7 +47,7 @@ assert leat.counters()["corrupt"] == 0
 say("all")
 """
 
-#: Once the device does not see all of it at its first look: that is nobody's error.
+#: Once the device does not see all of it at its first check: that is no error.
 SEEN_LATE = READER + """
 class Stat(ctypes.Structure):
     _fields_ = [(name, ctypes.c_ulong) for name in ("pinned", "pinned_bytes", "allocated", "allocated_bytes", "streams", "events",

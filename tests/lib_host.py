@@ -50,7 +50,7 @@ def need_root():
 
 
 def free_ports(n):
-    """TCP ports of this host that nobody listens at."""
+    """TCP ports of this host without a listener."""
     sockets = [socket.socket() for _ in range(n)]
     for s in sockets:
         s.bind(("127.0.0.1", 0))
@@ -233,7 +233,7 @@ class Daemon:
         return {name: float(value) for name, value in lines}
 
     def serves(self, path):
-        """A new client gets all of `path` into the pool: it goes on."""
+        """A new client gets all of `path` into the pool: the daemon still works."""
         with lib_wire.Peer(self.socket, PATIENCE) as peer:
             handle, _, _ = peer.greet().open(str(path))
             status, message, _ = peer.call(lib_wire.WAIT, struct.pack("<QI", handle, 0))
@@ -347,7 +347,7 @@ class Host:
                 daemon.stop()
             except AssertionError as e:
                 problems.append(str(e))
-        for pid in self.private_daemons():  # lingering: it may, and goes when told to
+        for pid in self.private_daemons():  # lingering: it may, and ends on request
             os.kill(pid, signal.SIGTERM)
         try:
             wait_for(lambda: not tagged(self.tag), PATIENCE)

@@ -56,7 +56,7 @@ class Network:
 
     @contextlib.contextmanager
     def in_the_hub(self):
-        """Sockets that this thread makes meanwhile belong to the hub's network."""
+        """Sockets that this thread makes inside belong to the hub's network."""
         libc = ctypes.CDLL(None, use_errno=True)
         with open("/proc/thread-self/ns/net") as before, open(f"/run/netns/{self.hub}") as hub:
             assert libc.setns(hub.fileno(), 0x40000000) == 0, os.strerror(ctypes.get_errno())
@@ -78,7 +78,7 @@ class Network:
         ip("-n", self.hub, "link", "set", self.port(i, k), "up" if up else "down")
 
     def silence(self, i, on, k=0):
-        """Packets to and from a host vanish, and nobody hears of it: its interface keeps its carrier."""
+        """Packets to and from a host vanish without a notice: its interface keeps its carrier."""
         ip("-n", self.hub, "link", "set", self.port(i, k), *(["nomaster"] if on else ["master", f"br{k}"]))
 
     def shape(self, i, k, rate):
@@ -99,7 +99,7 @@ class Network:
 
 
 class OneMachine:
-    """Two hosts as far as daemons can tell, where namespaces are not to be had: rxe works in one alone."""
+    """Two hosts as seen by daemons, without namespaces: rxe works in one alone."""
 
     rails = [["127.0.0.1"], ["127.0.0.2"]]
 

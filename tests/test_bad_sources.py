@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources and requests that are not as they should be: each gives one clear error, and the rest goes on."""
+"""Sources and requests that are not as they should be: each gives one clear error, and the rest continues."""
 
 import gc
 import json
@@ -182,7 +182,7 @@ def test_a_streamed_source_that_is_cut(host, leat):
 
 
 def test_a_verified_source_that_was_changed_in_secret(host, leat, daemon):
-    """The same length and times, other bytes: only --source can tell, and does."""
+    """The same length and times, other bytes: only --source detects it."""
     path = lib_data.make_npy(host.data / "a.npy", 64)
     ws = leat.preload(path, socket=daemon.socket)
     was = path.stat()
@@ -597,7 +597,7 @@ def test_a_small_file_that_cannot_be_read(failing, host, leat):
 @pytest.mark.plain
 @pytest.mark.parametrize("name", ["", "kept"])
 def test_a_disk_that_is_back(failing, host, leat, name):
-    """Nobody reads the set any more that lacks samples since the disk failed: who opens it next has all of it; by its name, where it has one."""
+    """A set lacks samples since a disk failed, and has no readers: the next open has all of it; by its name, where it has one."""
     path = lib_data.make_npy(host.data / "a.npy", 2048)
     daemon = failing(FAILIO_PATH="a.npy", FAILIO_OFFSET=9_000_000)
     bad = (9_000_000 - 128) // 8192
@@ -609,7 +609,7 @@ def test_a_disk_that_is_back(failing, host, leat, name):
         with leat.open(path, name=name or None, socket=daemon.socket, timeout=lib_host.PATIENCE) as again:  # shared
             assert again.stat().failed_samples > 0
     if name:
-        with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:  # not by who does not know what it is called
+        with leat.open(path, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:  # not by its path: it has a name
             assert ws.stat().failed_samples > 0
     with leat.open(path, name=name or None, socket=daemon.socket, timeout=lib_host.PATIENCE) as ws:
         lib_data.check_rows([ws[bad]], [bad])

@@ -81,7 +81,7 @@ LEAVES = textwrap.dedent("""
             network = hosts.Network(2)
             left += [os.path.join(supervisor.NAMESPACES, name) for name in [network.hub, *network.names]]
             inside = subprocess.Popen([*network.inside(1), "sleep", "1000"], stdout=subprocess.DEVNULL, start_new_session=True).pid
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its supervisor's death is not told to it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it gets no notice of its supervisor's death
         print(json.dumps([left, inside]), flush=True)
         if sys.argv[2] == "both":
             os.kill(os.getppid(), signal.SIGKILL)

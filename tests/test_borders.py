@@ -13,7 +13,7 @@ DAEMON = {"pool": {"size": "64MiB", "region_size": "2MiB"}}
 
 
 def cool(*paths):
-    """Out of the page cache, where its file system lets go of it."""
+    """Out of the page cache, where its file system permits that."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)

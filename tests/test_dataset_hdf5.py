@@ -304,7 +304,7 @@ def hdf5_helper(tmp_path, script):
 
 
 def test_hdf5_chunks_that_claim_much(tmp_path):
-    """A few MiB that would be gigabytes once decoded are refused before anybody asks for memory."""
+    """A few MiB that would be gigabytes once decoded are refused before any memory is requested."""
     with h5py.File(tmp_path / "x.h5", "w") as f:
         x = f.create_dataset("x", (1 << 29, 7), "u1", chunks=(1 << 29, 4), compression=9)
         x.id.write_direct_chunk((0, 0), os.urandom(2 << 20))

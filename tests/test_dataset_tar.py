@@ -108,7 +108,7 @@ def test_tar_truncated_and_joined(tmp_path):
     write_tar(tmp_path / "b.tar", [("x.bin", b"1")])
     (tmp_path / "t.tar").write_bytes(whole + (tmp_path / "b.tar").read_bytes())
     assert [s["key"] for s in dump(tmp_path / "t.tar")["samples"]] == ["0", "1", "2", "3", "x"]
-    # Nobody reads a hole to its end: here a file of a TiB whose blocks are all but none.
+    # A hole is not read to its end: here a file of a TiB with nearly no blocks.
     with open(tmp_path / "t.tar", "wb") as f:
         f.write(whole)
         f.seek(1 << 40)

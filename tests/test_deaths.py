@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are killed, frozen or started all at once: clients hear of it within their deadline, nothing is held for ever,
+"""Processes that are killed, frozen or started all at once: clients learn of it within their deadline, nothing is held for ever,
 and the next one to come is served."""
 
 import os
@@ -44,7 +44,7 @@ USES = {
              "    with ws.view(i) as v: assert (v.array == rows([i])[0]).all()",
     "verify": "ws = leat.open(uri, timeout=T)\nwhile True:\n    ws.verify()",
 }
-#: Uses until the daemon dies; says what it got, and how long after it was told of the death.
+#: Uses until the daemon dies; says what it got, and how long after the notice of the death.
 USER = lib_data.CLIENT + """
 T = 20
 uri = argv[0]
@@ -54,7 +54,7 @@ try:
 except leat.PeerGone:
     say('peer gone')
 except leat.NotFound:
-    say('peer gone')  # the daemon went between two calls, each of which finds it anew
+    say('peer gone')  # the daemon ended between two calls, each of which finds it again
 ws = leat.open(uri, timeout=T)
 assert (ws[1] == rows([1])[0]).all()
 say('works again')
@@ -74,7 +74,7 @@ def kill_in_the_midst(host, use, path, moment):
     pid = started(host)
     time.sleep(moment)
     os.kill(pid, signal.SIGKILL)
-    # One that was killed while it started, or in the midst of a handshake, is started anew unnoticed: then that one.
+    # A daemon killed during its start, or in a handshake, is started again unnoticed: then that one.
     for _ in range(10):
         if client.speaks(3):
             break
@@ -323,7 +323,7 @@ def test_an_implicit_set_goes_with_its_killed_user(host, array):
 
 
 def test_a_rank_killed_while_it_pushes(host, leat):
-    """The others go on; what it did not finish can be pushed by another, and no half sample is ever read."""
+    """The others continue; what it did not finish can be pushed by another, and no half sample is ever read."""
     daemon = host.daemon(SMALL)
     made = leat.create("pushed", {"x": ("u8", (1024,))}, samples=512, socket=daemon.socket)
     client = host.python(lib_data.CLIENT + """
@@ -436,7 +436,7 @@ def test_the_private_daemon_is_nobodys_child_and_holds_nothing_of_its_starter(ho
             try:
                 target = os.readlink(f"/proc/{pid}/fd/{fd}")
             except FileNotFoundError:
-                continue  # closed meanwhile: the daemon works on
+                continue  # closed by now: the daemon works on
             assert re.match(r"/dev/null$|.*/leatd\.log$|socket:|anon_inode:|/memfd:|.*/array\.npy|.*/leat/index/|/(leat\S*|#\d+)?( \(deleted\))?$", target), target
         assert os.readlink(f"/proc/{pid}/cwd") == "/"
 
@@ -480,7 +480,7 @@ def test_no_growth_over_a_thousand_opens(host, leat, array):
 
 
 def test_readers_in_threads_while_sets_come_and_go(host, leat, array):
-    """One set read by four threads, others opened, appended to and dropped by two: nobody sees a wrong byte."""
+    """One set read by four threads, others opened, appended to and dropped by two: no reader sees a wrong byte."""
     daemon = host.daemon({"pool": {"size": "64MiB", "region_size": "256KiB"}})
     more = lib_data.make_npy(host.data / "more.npy", 64)
     kept = leat.preload(array, socket=daemon.socket)

@@ -177,7 +177,7 @@ def test_the_proof_of_exactness_finds_what_is_wrong(tmp_path):
 
 
 def test_demo_says_what_is_missing(tmp_path):
-    """Without a build it fails, and says so."""
+    """Without a build it fails, with the reason."""
     done = subprocess.run([ROOT / "examples/demo/run"], env={"PATH": os.environ["PATH"], "BUILD": str(tmp_path)}, capture_output=True,
                           text=True, timeout=60)
     assert done.returncode == 1 and "make demo" in done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peers that do not keep to the protocol, on the unix socket and over TCP: each is refused or hung up on, and the daemon goes on."""
+"""Peers that do not keep to the protocol, on the unix socket and over TCP: each is refused or disconnected, and the daemon continues."""
 
 import base64
 import contextlib
@@ -143,7 +143,7 @@ def test_many_who_never_say_hello(daemon):
     before = lib_host.footprint(daemon.pid)["fds"]
     peers = [Peer(daemon.address if i % 2 else daemon.socket) for i in range(300)]
     try:
-        lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] >= 300)  # others come and go meanwhile
+        lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] >= 300)  # others come and go during that
         daemon.serves(daemon.path)
         lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] <= before + 2,
                           message="silent connections are kept for ever")
@@ -499,7 +499,7 @@ def test_data_connections_to_what_is_not_there(daemon):
 
 @pytest.mark.both
 def test_a_reader_that_does_not_receive(daemon):
-    """Its replies wait in the kernel and in the server's bounded queue, and nobody else waits."""
+    """Its replies wait in the kernel and in the server's bounded queue, and no other client waits."""
     peer, greeting = data(daemon)
     with peer:
         assert peer.call(HELLO, greeting)[0] == 0
@@ -665,7 +665,7 @@ EBUSY = 16
 
 @pytest.fixture
 def strict(host):
-    """A daemon that gives nobody much."""
+    """A daemon with small limits."""
     token = host.folder / "token"
     token.write_bytes(TOKEN + b"\n")
     token.chmod(0o600)
@@ -692,7 +692,7 @@ def test_connections_of_one_user(strict):
             busy(status, message, b"6", b"user_connections", b"[limits]")
             with pytest.raises(Gone):  # to ask again keeps it no longer
                 peer.call(HELLO, hello())
-    # Those who are told no, and stay silent, are few and do not stay.
+    # Refused peers that stay silent are few, and are disconnected.
     silent = [Peer(strict.socket) for _ in range(200)]
     lib_host.wait_for(lambda: lib_host.footprint(strict.pid)["fds"] < 150, message="they pile up")
     peers.pop().close()

@@ -220,7 +220,7 @@ def test_ranks_push_over_both(host, leat, pair):
         check_pushed(ws, range(0, 1500, 3))
         ws.verify()
     assert all(d.metrics()["leat_data_received_bytes_total"] > 0 for d in pair.daemons)
-    # One that opens it late is told all of it.
+    # A late opener gets all of it.
     code = "ws = leat.open('leat://pushed', socket=argv[0], timeout=30); ws.wait(timeout=30); say(ws.stat().resident_samples)"
     assert host.python(code, b.socket, prefix=pair.network.inside(B)).finish() == "1500"
     with pytest.raises(leat.Error, match="already"):
@@ -251,7 +251,7 @@ def test_half_a_push_is_no_sample(leat, pair):
 
 
 def test_a_node_is_killed_while_ranks_push(leat, pair):
-    """A clear error; nothing half is seen; what lies on the other alone goes on, and the rest is said to be lost."""
+    """A clear error; nothing half is seen; samples on the other node alone stay readable, and the rest are reported as lost."""
     a, b = pair.daemons
     made = create(leat, a)
     push(made, 0, 100)
@@ -375,7 +375,7 @@ except leat.Busy: say('busy')
 
 
 def test_the_daemons_answer_while_a_long_set_grows(host, leat, cluster):
-    """Joining and validating the indexes of millions of samples holds nobody up, on either node."""
+    """Joining and validating the indexes of millions of samples delays no client, on either node."""
     cluster.pool = "400MiB"
     cluster.start_all()
     for name, first in (("one", 0), ("two", 1500000)):
@@ -425,7 +425,7 @@ def test_the_asker_goes_while_a_set_grows(host, leat, pair):
 
 
 def test_the_daemon_is_stopped_while_a_set_grows(host, leat, cluster):
-    """It ends in time, with all that it was about to do given up."""
+    """It ends in time, and cancels its pending work."""
     cluster.pool = "400MiB"
     cluster.start_all()
     for name in ("one", "two"):
@@ -445,7 +445,7 @@ def test_the_daemon_is_stopped_while_a_set_grows(host, leat, cluster):
 
 @pytest.mark.parametrize("dead", [A, B])
 def test_a_node_is_killed_while_a_set_grows(host, leat, pair, dead):
-    """Whoever is left has the version before or the new one, whole."""
+    """Every remaining node has the version before or the new one, whole."""
     alive = pair.daemons[1 - dead]
     part = make_part(host, "two.npy", 500, 200)
     for turn in range(4):
@@ -477,7 +477,7 @@ def test_a_node_is_killed_while_a_set_grows(host, leat, pair, dead):
 
 
 def test_the_other_is_killed_and_comes_back(leat, pair, array):
-    """Its samples come from the source meanwhile; back again it fills its regions, and they are read from it."""
+    """Its samples come from the source until it is back, has filled its regions, and serves them again."""
     a, b = pair.daemons
     ws = preload(leat, a, array)
     read_all(ws)
@@ -497,7 +497,7 @@ def test_the_other_is_killed_and_comes_back(leat, pair, array):
 
 
 def test_the_first_is_killed_and_the_other_goes_on(leat, pair, array):
-    """Whoever placed the set: no daemon is special afterwards."""
+    """Independent of the coordinator: no daemon is special afterwards."""
     for name, dead in (("one", A), ("two", B)):
         alive = 1 - dead
         preload(leat, pair.daemons[dead], array, name=name).close()
@@ -602,7 +602,7 @@ def test_a_wrong_token_is_refused_and_said(leat, cluster, array):
 
 
 def test_a_node_where_the_user_has_too_many_connections(leat, cluster, array):
-    """It is not gone: who reads there is told which limit of which node, and its samples do not come from their source, silently and slowly."""
+    """It is not lost: a reader gets an error with the limit and the node, and does not read slowly from the source without a notice."""
     a = cluster.start(A)
     b = cluster.start(B, limits={"user_data_connections": 1})
     cluster.joined(A)
@@ -687,7 +687,7 @@ def test_lists_of_nodes_that_differ(leat, cluster, array):
     elsewhere = f"{cluster.network.addresses[0]}:7999"
     a = cluster.start(A)
     b = cluster.start(B, nodes=[elsewhere, cluster.nodes[B], cluster.nodes[A]])
-    for i in (A, B):  # B's list has one more, which nobody ever hears of
+    for i in (A, B):  # B's list has one more, which never answers
         lib_host.wait_for(lambda: any(n["connected"] for n in cluster.states(i) if not n["self"]))
     said = []
     for daemon in (a, b):
@@ -755,7 +755,7 @@ def test_one_of_two_connections_of_a_node_ends(leat, pair, array):
 
 
 def test_a_node_that_let_go_of_a_set_without_a_word(leat, pair, array):
-    """Whatever made it: readers get the samples from their source, and the node is told to hold them again."""
+    """Whatever the cause: readers get the samples from their source, and the node is asked to hold them again."""
     a, b = pair.daemons
     with leat.open(array, socket=b.socket, timeout=lib_host.PATIENCE) as ws:
         ws.wait(timeout=lib_host.PATIENCE)
@@ -831,7 +831,7 @@ def test_a_frozen_node_over_a_real_link(leat, pair, array):
 
 
 def test_processes_of_a_host_share_its_credit(host, leat, pair, array):
-    """What a process had in flight when it was killed is nobody's; a second one goes on with what the first measured."""
+    """Two readers share a rail's credit and its measured rates; after both are killed, their slots are given back."""
     preload(leat, pair.daemons[A], array).close()
     code = lib_data.CLIENT + """
 ws = leat.open('leat://spread', socket=argv[0], timeout=30)
@@ -866,7 +866,7 @@ def test_millions_of_small_samples(host, leat, network):
         def resident(daemon):
             return daemon.sets()[0]["resident_samples"] == 4 << 20
         lib_host.wait_for(lambda: resident(a) and resident(b), message=lambda: f"{a.sets()} {b.sets()}\n{a.text()}")
-        b.kill()  # what its next life is told at once is as much
+        b.kill()  # the catch-up of its next start is as large
         cluster.start(B)
         cluster.joined(A)
         lib_host.wait_for(lambda: resident(a) and a.sets()[0]["lost_samples"] == 0, message=lambda: f"{a.sets()}\n{a.text()}")
@@ -875,7 +875,7 @@ def test_millions_of_small_samples(host, leat, network):
 
 @pytest.mark.slow
 def test_a_node_comes_back_to_many_sets(host, leat, network):
-    """It is told of all of them: one after another, since a little of each at once is more than a connection may have waiting."""
+    """It learns of all of them, one after another, as a little of each at once is more than a connection may have waiting."""
     sets, samples = 90, 80_000
     cluster = lib_net.Cluster(host, network, pool="256MiB", region="64KiB")
     a, b = cluster.start_all()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""leat.from_dataset by ranks on two hosts: the set lies on both, a rank that fails is heard of on the other."""
+"""leat.from_dataset by ranks on two hosts: the set lies on both, the error of a rank reaches the other."""
 
 import lib_host
 import lib_net

@@ -113,7 +113,7 @@ def refused(there, ids):
 
 
 def test_keys_are_renewed_by_who_opens_again(leat, s3, pair):
-    """Larger than both pools: what is read through the window is asked for anew each time."""
+    """Larger than both pools: what is read through the window is requested again each time."""
     a, b = pair.daemons
     uri = store(s3, 6144)  # 48 MiB
     ws = leat.preload(uri, name="long", socket=a.socket, storage_options=keys(s3, "FIRST"), timeout=lib_host.PATIENCE)
@@ -127,14 +127,14 @@ def test_keys_are_renewed_by_who_opens_again(leat, s3, pair):
         leat.open(uri, socket=a.socket, storage_options={**keys(s3, "SECOND"), "secret": "wrong"})
     assert refused(there, early)
     leat.open(uri, socket=a.socket, storage_options=keys(s3, "SECOND")).close()
-    lib_host.wait_for(lambda: not refused(there, early), 60, "B was not told of the new keys")
+    lib_host.wait_for(lambda: not refused(there, early), 60, "B did not get the new keys")
     there.close()
     ws.close()
 
 
 @pytest.mark.slow
 def test_keys_are_renewed_by_who_finds_them(host, leat, network, s3, pair, monkeypatch):
-    """A program of the opener's profile gives keys for some minutes: its daemon runs it again in time, and the other node hears of it."""
+    """A program of the opener's profile gives keys for some minutes: its daemon runs it again in time, and the other node gets them."""
     a, b = pair.daemons
     uri = store(s3, 6144)
     home = host.folder / "home"
@@ -143,7 +143,7 @@ def test_keys_are_renewed_by_who_finds_them(host, leat, network, s3, pair, monke
 
     def give(access):
         secret, token = s3.keys[access]
-        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 240))  # so soon that it is looked for anew at once
+        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 240))  # so soon that it is renewed at once
         part = found.with_suffix(".new")
         part.write_text(json.dumps({"Version": 1, "AccessKeyId": access, "SecretAccessKey": secret, "Expiration": until,
                                     **({"SessionToken": token} if token else {})}))
@@ -164,13 +164,13 @@ def test_keys_are_renewed_by_who_finds_them(host, leat, network, s3, pair, monke
     give("SECOND")
     s3.expired.add("FIRST")
     early = range(4000, 4900, 9)
-    lib_host.wait_for(lambda: not refused(there, early), 120, "B was not told of the new keys")
+    lib_host.wait_for(lambda: not refused(there, early), 120, "B did not get the new keys")
     there.close()
     ws.close()
 
 
 def test_what_is_not_sealed_is_hung_up_on(host, leat, network, s3, pair):
-    """A peer that knows the token, and sends what it recorded elsewhere, or what it likes."""
+    """A peer that knows the token, and replays recorded messages, or sends invented ones."""
     token = pair.token.read_bytes().strip()
     head = struct.pack("<I", 0) + lib_wire.text("s3://b/a.npy")
     plain = struct.pack("<IQ", 0, 0) + b"".join(lib_wire.text(t) for t in (s3.url, "", "", "", "", "FIRST", SECRET, ""))

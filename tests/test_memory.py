@@ -82,7 +82,7 @@ def stream(leat, daemon, path, samples, **options):
 
 
 def test_a_control_group_smaller_than_the_data(in_group, group, leat):
-    """The daemon's cap follows its group; the set is streamed through it; nobody is killed."""
+    """The daemon's cap follows its group; the set is streamed through it; no process is killed."""
     path = lib_data.make_npy(in_group.data / "a.npy", 28 * 1024)  # 224 MiB
     daemon = in_group.daemon(preexec=group.enter)
     cap = daemon.status()["pool"]["cap_bytes"]
@@ -94,7 +94,7 @@ def test_a_control_group_smaller_than_the_data(in_group, group, leat):
 
 
 def test_a_pool_that_was_told_to_be_larger_than_its_control_group(in_group, group, leat):
-    """What is said in the configuration is not there: it takes what is, and goes on."""
+    """The configuration asks for more than there is: it takes what there is, and continues."""
     path = lib_data.make_npy(in_group.data / "a.npy", 28 * 1024)
     daemon = in_group.daemon({"pool": {"size": "4GiB", "region_size": "4MiB"}}, preexec=group.enter)
     ws = stream(leat, daemon, path, 28 * 1024)
@@ -109,7 +109,7 @@ def test_a_pool_that_was_told_to_be_larger_than_its_control_group(in_group, grou
 
 @pytest.mark.both
 def test_tables_that_are_larger_than_the_pool(host, leat):
-    """Ten million samples of a byte each: what the daemon keeps of them is more than they are, and it says so."""
+    """Ten million samples of a byte each: the daemon's tables are larger than they are, and it reports that."""
     path = host.data / "tiny.npy"
     np.save(path, np.zeros((10_000_000, 1), np.uint8))
     daemon = host.daemon({"pool": {"size": "32MiB", "region_size": "1MiB"}})
@@ -146,7 +146,7 @@ def test_chunks_are_unpacked_within_the_pool(host, leat):
 
 
 def test_sessions_are_charged(host, leat, monkeypatch):
-    """What a thread holds to read from elsewhere counts under the cap while the set is there: by as many threads as there is room for."""
+    """A thread's buffers for remote reads count under the cap while the set is there: by as many threads as there is room for."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "LEAT_S3_"))]:
         monkeypatch.delenv(name)
     (host.folder / "store/b").mkdir(parents=True)
@@ -174,7 +174,7 @@ def test_sessions_are_charged(host, leat, monkeypatch):
 
 
 def test_a_daemon_without_descriptors(host, leat):
-    """A clear error, nothing half made, and small sets go on working."""
+    """A clear error, nothing half made, and small sets still work."""
     big = lib_data.make_npy(host.data / "big.npy", 2048)
     small = lib_data.make_npy(host.data / "small.npy", 8)
     daemon = host.daemon({"pool": {"size": "32MiB", "region_size": "64KiB"}},
@@ -275,7 +275,7 @@ def one_failure(host, leat, nth, count):
     arm.unlink(missing_ok=True)
     _clients.forget_all()
     if not daemon.running():
-        # It may give up; not by a signal, and not in silence.
+        # It may fail; not by a signal, and not in silence.
         assert daemon.process.returncode == 1, f"allocation {nth}: ended with {daemon.process.returncode}\n{daemon.text()}"
         daemon.kill()
         return reached

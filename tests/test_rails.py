@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hosts with two links between them: reads are striped over both, and go on over one of them."""
+"""Two hosts with two links between them: reads are striped over both, and continue over one of them."""
 
 
 import json
@@ -16,7 +16,7 @@ MIB = lib_data.MIB
 A, B = 0, 1
 SAMPLES = 3072
 
-#: Reads the far part of a set in batches until it is told to stop; says after how many batches, and what it is read by.
+#: Reads the remote part of a set in batches until it is stopped; says after how many batches, and what it is read by.
 READER = lib_data.CLIENT + """
 import select, sys, time
 ws = leat.open(argv[0], socket=argv[1], timeout=float(argv[2]))
@@ -75,7 +75,7 @@ def until(client, what):
     def heard():
         n, transport = eval(client.hear())
         return what(n, transport)
-    lib_host.wait_for(heard, message="the reader never said so")
+    lib_host.wait_for(heard, message="the reader never reported it")
 
 
 def on(rails):
@@ -96,7 +96,7 @@ def moves(network, *links):
 
 @pytest.mark.parametrize("how", ["down", "silent"])
 def test_a_link_is_lost_in_mid_batch_and_comes_back(host, leat, pair, far, how):
-    """Taken down, or silent: nobody is told, and only that nothing comes gives it away."""
+    """Taken down, or silent: no process is notified, and only the lack of data shows it."""
     network = pair.network
     client = reader(host, pair, far)
     until(client, on(2))
@@ -116,7 +116,7 @@ def test_a_link_is_lost_in_mid_batch_and_comes_back(host, leat, pair, far, how):
 
 
 def test_how_it_was_delivered(host, leat, pair, far):
-    """By mechanism and by rail: every byte of every read is told once; one that is lost is told to be down."""
+    """By mechanism and by rail: every byte of every read is counted once; a lost rail is reported as down."""
     network = pair.network
     with leat.open(far, socket=pair.daemons[A].socket, timeout=lib_host.PATIENCE) as ws:
         assert set(ws.stat().delivered.values()) == {0} and ws.stat().rails == ()
@@ -181,7 +181,7 @@ def test_nodes_find_each_other_over_the_second_address(host, leat, cluster):
 
 
 def test_nodes_keep_each_other_when_the_first_address_fails(host, leat, pair, far):
-    """The connection between the daemons moves to the other link; nobody takes the node for dead, and the set stays in its memory."""
+    """The connection between the daemons moves to the other link; no daemon takes the node for dead, and the set stays in its memory."""
     host_b = pair.daemons[B]
     pair.network.silence(B, True, 0)
     lib_host.wait_for(lambda: any("next address" in d.text() for d in pair.daemons), seconds=lib_host.PATIENCE + 20, message=lambda: f"A did not notice\n{pair.daemons[A].text()}\n{pair.daemons[B].text()}")
@@ -196,7 +196,7 @@ def test_nodes_keep_each_other_when_the_first_address_fails(host, leat, pair, fa
 
 
 def test_a_node_comes_back_as_another_one_by_its_second_address(host, leat):
-    """A, which was stopped meanwhile, finds it there by its next address, with the set that C had it install again: what the old one had
+    """A, which was stopped during that, finds it there by its next address, with the set that C had it install again: what the old one had
     filled is lost all the same, and is not read from the new one before that has it."""
     network = lib_net.Network(3, links=2)
     try:

@@ -97,7 +97,7 @@ def test_the_far_end_has_none(fabric, leat, host, array):
 
 
 def test_nobody_asked(leat, host, array):
-    """UCX is not touched where nobody wants it."""
+    """UCX is not touched where no reader wants it."""
     daemon = daemon_of(host)
     read_all(leat, leat.open(array, socket=daemon.socket), "tcp")
     assert daemon.status()["rdma"] is None

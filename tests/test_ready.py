@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is made ready ahead: shown, used first, given up under pressure, and gone with its daemon."""
+"""Memory that is made ready ahead: shown, used first, released under pressure, and gone with its daemon."""
 
 import subprocess
 

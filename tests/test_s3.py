@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training from S3 and web servers that are not ours: what is read is what was stored, whatever dies meanwhile, and keys stay where
+"""Training from S3 and web servers that are not ours: what is read is what was stored, whatever dies during that, and keys stay where
 they belong."""
 
 import hashlib
@@ -71,7 +71,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def s3(store, host, monkeypatch):
-    """The environment of somebody who has AWS's variables set."""
+    """The environment of a user with AWS's variables."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "LEAT_S3_"))]:
         monkeypatch.delenv(name)
     for name, value in {**store.swift.env(), "HOME": str(host.folder)}.items():
@@ -102,7 +102,7 @@ def check_tar(batch):
 
 # --- training -------------------------------------------------------------------------------------------------------
 
-#: Trains, tells what it had of each batch, and goes on from where it was when its daemon has gone. A line at a time: the other side
+#: Trains, prints a digest of each batch, and continues from where it was when its daemon has ended. A line at a time: the other side
 #: answers each.
 TRAIN = """
 import hashlib, json
@@ -258,7 +258,7 @@ def test_changed_object(host, leat, s3):
 
 
 def test_credentials(host, leat, nobody, monkeypatch):
-    """Who opens says who asks; what is wrong is told, and keys are nowhere to be seen."""
+    """The opener's credentials are used; errors name the cause, and keys are shown nowhere."""
     daemon = host.daemon()
     uri = f"s3://{BUCKET}/tree"
     with pytest.raises(leat.Denied, match="no credentials for S3: set AWS_ACCESS_KEY_ID"):
@@ -294,7 +294,7 @@ def test_credentials(host, leat, nobody, monkeypatch):
 
 
 def test_daemon_of_several_users(host, leat, nobody):
-    """It asks no host that its administrator does not name, and lends no credentials unless told to."""
+    """It asks no host that its administrator does not name, and lends no credentials unless configured to."""
     lib_host.need_root()
     system = {"daemon": {"mode": "system", "roots": host.data}}
     uri = f"s3://{BUCKET}/tree"

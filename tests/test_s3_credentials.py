@@ -242,7 +242,7 @@ class _Stalls(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("how", ["silent", "slow", "endless", "moved"])
 def test_an_endpoint_that_stalls(s3, home, endpoints, how):
-    """It is given up, with its address said; where it sends us to is not asked, since what we would show there is a secret."""
+    """An error with its address; the redirection is not followed, since a secret would go there."""
     seen = len(endpoints.seen)
     with ThreadingHTTPServer(("127.0.0.1", 0), _Stalls) as server:
         server.over, server.daemon_threads, server.elsewhere = threading.Event(), True, endpoints.url + "/container"

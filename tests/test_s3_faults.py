@@ -534,7 +534,7 @@ def test_the_server_copies_in_parts(s3, top):
     leat(s3, "cp", "s3://data/huge", "s3://other/huge")
     assert (top / "other/huge").read_bytes() == (top / "data/huge").read_bytes()
     assert not [path for method, path, _, _ in s3.log if method == "GET"] and not s3.parts
-    s3.fail(method="PUT", query="partNumber=2", status=404, code="NoSuchKey", times=-1)  # it went meanwhile
+    s3.fail(method="PUT", query="partNumber=2", status=404, code="NoSuchKey", times=-1)  # it was removed by now
     leat(s3, "cp", "s3://data/huge", "s3://other/gone", check=3)
     assert s3.aborted == 1 and not (top / "other/gone").exists()
     (top / "data/huge").unlink()

@@ -166,7 +166,7 @@ def test_from_the_web(place, tmp_path):
         there = dump(with_nginx.url + "/shards/train-{000..004}.tar")
         assert here["samples"] == there["samples"] and here["fingerprint"] == there["fingerprint"]
         assert dump(f"image={with_nginx.url}/images.npy;label={place.url}/labels.npy")["nsamples"] == 50
-        assert not dump(with_nginx.url + "/images.npy", "--write")["scanned"]  # in the cache: nobody writes there
+        assert not dump(with_nginx.url + "/images.npy", "--write")["scanned"]  # in the cache: a web server takes no writes
         refused(with_nginx.url + "/nothing.npy", "not found", "/nothing.npy")
         refused(with_nginx.url + "/tree/", "invalid", "no lists")
     finally:

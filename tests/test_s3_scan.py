@@ -62,7 +62,7 @@ def nothing_left(daemon):
 
 
 def test_the_first_sample_does_not_wait_for_the_second_page(host, s3, top):
-    """The server holds the second page until the test says so, and whatever is asked for ahead of it; the first page's samples come."""
+    """The server holds the second page until the test releases it, and every request ahead of it; the first page's samples come."""
     made = fill(top, {name: 500 + i for i, name in enumerate(names(60))})
     s3.page, more = 20, threading.Event()
     s3.fail(method="GET", query="continuation-token", times=-1, wait=more)
@@ -79,7 +79,7 @@ def test_the_first_sample_does_not_wait_for_the_second_page(host, s3, top):
 
 
 def test_others_run_while_a_scan_ends(host, s3, top):
-    """The end is told to the daemon, whose socket may be full, and unmaps a window."""
+    """The end sends a message to the daemon, whose socket may be full, and unmaps a window."""
     fill(top, {name: 500 for name in names(3)})
     daemon, ran, stop = host.daemon(), [0], threading.Event()
 
@@ -98,7 +98,7 @@ def test_others_run_while_a_scan_ends(host, s3, top):
         return False
 
     thread, interval = threading.Thread(target=work), sys.getswitchinterval()
-    sys.setswitchinterval(1000)  # nobody takes the GIL from one who does not let go
+    sys.setswitchinterval(1000)  # no thread takes the GIL from one that keeps it
     try:
         thread.start()
         assert ends()
@@ -188,7 +188,7 @@ def test_what_is_kept_stays(host, s3, top):
 
 
 def test_threads_share_one(host, s3, top):
-    """Each object comes to one of them, with its own key, whatever the others ask for meanwhile."""
+    """Each object comes to one of them, with its own key, whatever the others request concurrently."""
     made = fill(top, {f"{i:04}{'k' * 200}": 1 for i in range(2500)})
     daemon, seen = host.daemon(), []
     with host.leat.scan("s3://data/set", socket=daemon.socket, window=WINDOW) as scan:
@@ -343,7 +343,7 @@ def test_a_daemon_that_ends_ends_its_scans(host, s3, top):
 
 
 def test_credentials_are_lent(host, s3, top, monkeypatch):
-    """The daemon has none: they come from whoever scans, from the environment or the call; wrong ones are the server's word."""
+    """The daemon has none: they come from the scanning process, from its environment or the call; the server's answer rejects wrong ones."""
     made = fill(top, {name: 10 for name in names(20)})
     env = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
     for name in env:
@@ -388,7 +388,7 @@ def test_ctrl_c_ends_it_and_nothing_is_left_out(host, s3, top):
 
 
 def test_a_fork_has_none(host, s3, top):
-    """The child is told so, makes its own, and does not end its parent's."""
+    """The child gets an error, makes its own, and does not end its parent's."""
     fill(top, {name: 10 for name in names(40)})
     daemon = host.daemon()
     client = host.python(textwrap.dedent("""

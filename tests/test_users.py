@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two users on one host: private daemons apart, and one system daemon that is nobody's deputy."""
+"""Two users on one host: private daemons apart, and one system daemon that lends its rights to no user."""
 
 import os
 import pathlib
@@ -94,7 +94,7 @@ except leat.Error as e:
 
 
 def test_a_private_daemon_serves_its_user_only(host):
-    """Whatever the modes of its socket and folder: it compares the uid that the kernel tells. Root may ask."""
+    """Whatever the modes of its socket and folder: it compares the uid from the kernel. Root may ask."""
     path = lib_data.make_npy(host.data / "a.npy", 8)
     path.chmod(0o644)
     runtime = host.folder / "run-ann"
@@ -186,7 +186,7 @@ say(len(peer.recv(4096)))
 
 
 def test_a_folder_in_tmp_that_another_user_made_first_is_refused(host):
-    """/tmp/leat-UID made by somebody else beforehand: not used, and said."""
+    """/tmp/leat-UID made by another user beforehand: not used, and reported."""
     path = lib_data.make_npy(host.data / "a.npy", 8)
     trap = pathlib.Path(f"/tmp/leat-{ANN}")
     assert not trap.exists()
@@ -215,7 +215,7 @@ say(attempt(lambda: leat.stat('hers')))
 say(attempt(lambda: leat.stat(argv[0])))
 say(leat.ls())
 say(attempt(lambda: leat.drop('hers', timeout=1)), attempt(lambda: leat.drop('hers', force=True, timeout=1)),
-    attempt(lambda: leat.drop(argv[0], timeout=1)))  # not told from a file that nobody has open
+    attempt(lambda: leat.drop(argv[0], timeout=1)))  # the same error as for a file that is not open
 say(attempt(lambda: leat.append('hers', argv[0])))
 say(attempt(lambda: leat.stop(force=True)))
 say('hers' in str(leat.status()))
@@ -231,7 +231,7 @@ say('hers' in str(leat.status()))
 
 
 def test_another_users_set_by_the_bare_protocol(host, daemon):
-    """Bob guesses handles, and even knows the uuid: nothing is given to him."""
+    """Bob guesses handles, and even knows the uuid: he gets nothing."""
     path = own(lib_data.make_npy(host.data / "ann.npy", 32), ANN, 0o600)
     ann = as_user(host, daemon, ANN, "ws = leat.preload(argv[0], name='hers'); say('there'); hear()", path)
     ann.hear()
@@ -246,7 +246,7 @@ def test_another_users_set_by_the_bare_protocol(host, daemon):
             os.setresgid(BOB, BOB, BOB)
             os.setresuid(BOB, BOB, BOB)
             found = []
-            with Peer(daemon.socket).greet(uid=0) as peer:  # who he says that he acts for counts for nothing here
+            with Peer(daemon.socket).greet(uid=0) as peer:  # the uid that he names has no effect here
                 for handle in range(20):
                     for type, body in [(WAIT, struct.pack("<QI", handle, 0)), (REGIONS, struct.pack("<QII", handle, 0, 64)),
                                        (BROKER, struct.pack("<QI", handle, 0))]:
@@ -286,7 +286,7 @@ say(attempt(lambda: leat.open(argv[0])))  # the source itself is hers, all the s
 
 
 def test_memory_passed_to_one_reader_cannot_be_written_by_it(host, daemon):
-    """The descriptors that Bob gets for a public set: read-only, and not to be opened anew for writing."""
+    """The descriptors that Bob gets for a public set: read-only, and not to be opened again for writing."""
     path = own(lib_data.make_npy(host.data / "ann.npy", 32), ANN, 0o644)
     as_user(host, daemon, ANN, "leat.preload(argv[0], name='all', public=True)", path).finish()
     bob = as_user(host, daemon, BOB, """
@@ -319,7 +319,7 @@ say(tried > 0, written)
 @pytest.mark.parametrize("what", ["outside", "dots", "link out", "link to a folder out", "folder of a link out", "relative link out",
                                   "absolute link inside", "proc", "field of two", "prefix of a root's name"])
 def test_nothing_outside_the_roots(host, daemon, what):
-    """Not by name, not by dots, not by any link, whoever asks: root too."""
+    """Not by name, not by dots, not by any link, for any user: root too."""
     secret = host.folder / "secret"
     secret.mkdir()
     lib_data.make_npy(secret / "s.npy", 4).chmod(0o644)
@@ -364,7 +364,7 @@ def test_nothing_outside_the_roots(host, daemon, what):
 
 
 def test_the_callers_rights_bind_below_the_roots(host, daemon):
-    """What Bob may not read he cannot have read for him: by file, by folder, by group."""
+    """The daemon reads no file for Bob that Bob may not read: by file, by folder, by group."""
     own(lib_data.make_npy(host.data / "ann.npy", 4), ANN, 0o600)
     (host.data / "closed").mkdir()
     lib_data.make_npy(host.data / "closed" / "a.npy", 4).chmod(0o644)
@@ -442,7 +442,7 @@ def test_sizes_in_a_folder_that_may_only_be_listed(host, daemon):
 
 
 def test_groups_are_those_of_the_process(host, daemon):
-    """Not those of its user in the group database, which knows nothing of this user, nor of what a process gave up."""
+    """Not those of its user in the group database, which knows nothing of this user, nor of groups that a process dropped."""
     group = 30001
     path = lib_data.make_npy(host.data / "groups.npy", 64)
     os.chown(path, 0, group)
@@ -455,7 +455,7 @@ def test_groups_are_those_of_the_process(host, daemon):
     env = {"LEAT_SOCKET": str(daemon.socket), "HOME": str(home), "XDG_CACHE_HOME": str(home), "XDG_RUNTIME_DIR": str(home)}
     assert as_user(host, daemon, ANN, code, path).finish() == "Denied"
     assert host.python(TRY + code, path, prefix=member, env=env).finish() == "64"
-    # With many: the kernel tells how many there are, and then all of them.
+    # With many: the kernel returns their number first, and then all of them.
     many = ["setpriv", f"--reuid={BOB}", f"--regid={BOB}", "--groups=" + ",".join(str(group + i) for i in range(999, -1, -1))]
     own(home, BOB, 0o700)
     assert host.python(TRY + code, path, prefix=many, env=env).finish() == "64"

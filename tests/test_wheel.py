@@ -46,7 +46,7 @@ print("smoke passed")
 
 
 def interpreters():
-    """Debian's Python last: any other one, newest first, tells more."""
+    """Debian's Python last: any other one, newest first, is a better test."""
     found = {}
     for path in (*glob.glob(os.path.expanduser("~/.pyenv/versions/*/bin/python3")), *glob.glob("/opt/*/bin/python3"),
                  *(shutil.which(f"python3.{minor}") for minor in range(11, 20)), "/usr/bin/python3"):

@@ -41,7 +41,7 @@ int __wrap___asprintf_chk(char **ret, int flag, const char *fmt, ...);
 int __wrap___vasprintf_chk(char **ret, int flag, const char *fmt, va_list ap);
 void __wrap_free(void *p);
 
-#define MAX_ALLOCATIONS 100000u /* a run with more than that would not end while anybody waits for it */
+#define MAX_ALLOCATIONS 100000u /* a run with more than that would take too long */
 
 extern const char __executable_start[]; /* the linker's */
 

@@ -78,7 +78,7 @@ static unsigned long long stale_at;
 static unsigned stale;
 static _Thread_local int stack[16], depth, capture_mode;
 static void *captured;                /* a stream */
-static bool capturing, capture_ended; /* the second: by somebody's question */
+static bool capturing, capture_ended; /* the second: by a query of another thread */
 static char held_name[64];
 static const volatile int *held_until;
 
@@ -185,7 +185,7 @@ static CUresult hold(const char *name)
 /* Takes the lock; what the call says at once, or 0. */
 static CUresult begin(const char *name, bool in_context)
 {
-    bool foreign = inited && inited != getpid(); /* a child of fork(): its lock may be anybody's */
+    bool foreign = inited && inited != getpid(); /* a child of fork(): its lock may be held */
     pthread_mutex_lock(foreign ? &lock_of_child : &lock);
     if (foreign || (!inited && strcmp(name, "cuInit") != 0))
         return NOT_INIT;
@@ -263,7 +263,7 @@ static const char *nic(void)
     return set ? set : "";
 }
 
-/* Under lock: device memory is open only between these, so that whoever touches it otherwise faults. */
+/* Under lock: device memory is open only between these, so that any other access faults. */
 static void open_block(struct block *block)
 {
     mprotect((void *)block->at, block->bytes, PROT_READ | PROT_WRITE);
@@ -376,7 +376,7 @@ static void *worker(void *arg)
                 until.tv_sec++;
                 until.tv_nsec -= 1000000000;
             }
-            pthread_cond_timedwait(&moved, &lock, &until); /* `go` is not ours to be told about */
+            pthread_cond_timedwait(&moved, &lock, &until); /* `go` sends no notice */
             continue;
         }
         s->first = op->next;
@@ -526,7 +526,8 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     return end(lost ? LOST : OK);
 }
 
-/* GPUDirect RDMA: possible unless told otherwise, by a device that does not order what NICs write, but can be told to. */
+/* GPUDirect RDMA: possible by default, on a device that does not order the writes of NICs, but can on
+ * request. */
 CUresult cuDeviceGetAttribute(int *ret, int attribute, CUdevice device)
 {
     BEGIN(false);

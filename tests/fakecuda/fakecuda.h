@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fakecuda.h: what a test may tell the fake libcuda, beside the driver's own calls. Found by dlsym; from Python by ctypes.
+ * fakecuda.h: controls of the fake libcuda for tests, beside the driver's own calls. Found by dlsym; from
+ * Python by ctypes.
  *
- * Device memory is memory of this process that faults when the CPU touches it, filled with 0xA5; copies run on a thread for each
- * stream, in order, after a delay, and read the host's memory when they run, so that a buffer written too early is seen. Host memory
- * that is copied from must be pinned. A kernel that is launched is crc_kernel.c's, whatever the module says, as the host runs it. Two
- * devices. In a child of fork() nothing works.
+ * Device memory is memory of this process that faults when the CPU touches it, filled with 0xA5; copies run
+ * on a thread for each stream, in order, after a delay, and read the host's memory when they run, so that a
+ * buffer written too early is seen. Host memory that is copied from must be pinned. A kernel that is launched
+ * is crc_kernel.c's, whatever the module says, as the host runs it. Two devices. In a child of fork() nothing
+ * works.
  *
- * $FAKECUDA_DEVICES: how many there are. $FAKECUDA_NIC: "1": device memory stays open, as a NIC of this host must be able to pin it;
- * "no": the driver says that no NIC reaches it.
+ * $FAKECUDA_DEVICES: how many there are. $FAKECUDA_NIC: "1": device memory stays open, as a NIC of this host
+ * must be able to pin it; "no": the driver says that no NIC reaches it.
  */
 #ifndef FAKECUDA_H
 #define FAKECUDA_H
@@ -34,8 +36,8 @@ void fakecuda_freeze(int frozen);
 void fakecuda_fail(const char *name, unsigned nth, int result);
 /* 719 from everything from now on, and nothing is copied any more, until 0. */
 void fakecuda_lose(int lost);
-/* A CUDA graph is captured on `stream`, in the global mode: events recorded there belong to it, and whoever asks for one, or in any thread
- * calls what is not safe meanwhile, ends the capture (`wrong`). */
+/* A CUDA graph is captured on `stream`, in the global mode: events recorded there belong to it. A query of
+ * one, or an unsafe call of any thread during the capture, ends it (`wrong`). */
 void fakecuda_capture(void *stream, int on);
 /* Calls of `name` do not return before `go` is non-zero; NULL: they do. */
 void fakecuda_hold(const char *name, const volatile int *go);

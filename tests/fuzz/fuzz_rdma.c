@@ -66,7 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             net_rdma_peer_put(peer, &one, no_source, NULL, &later, &err);
         bytes_out_fini(&reply);
     }
-    peer->n = 0; /* no rail runs that could be told */
+    peer->n = 0; /* no rail runs that could be notified */
     net_rdma_peer_free(peer);
     return 0;
 }

@@ -37,7 +37,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(exact);
         if (rc < 0 || rc == TAR_END)
             return 0;
-        if (p.offset <= offset) /* every step goes on */
+        if (p.offset <= offset) /* every step advances */
             abort();
         if (rc == TAR_MEMBER) {
             check_member(&m, before);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A recorded tree from anybody; its first line, as a comment, is what `rails` says. Whatever it says, what is printed is plain. */
+/* A hostile recorded tree; its first line, as a comment, is the value of `rails`. The output is plain text
+ * in any case. */
 #include "net/topo/topo.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

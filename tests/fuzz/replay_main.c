@@ -83,7 +83,7 @@ static void run_input(uint8_t *data, size_t size)
     uint64_t seed = size;
     static const uint8_t edges[] = {0x00, 0xff, 0x7f, 0x80, 0x01, '0', '/', '\n'};
     for (unsigned i = 0; size && i < CHANGES; i++) {
-        /* Headers stand in front: half of the changes go to the first 512 bytes. */
+        /* Headers come first: half of the changes go to the first 512 bytes. */
         size_t reach = i % 2 && size > 512 ? 512 : size;
         size_t at = random_next(&seed) % reach, n = 1 + random_next(&seed) % 8;
         uint8_t kept[8];

@@ -98,7 +98,7 @@ def test_holding_every_slot_is_an_error_that_says_so(ws):
 
 
 def test_an_array_keeps_its_slot(ws):
-    """Released or not: what somebody can see is not written."""
+    """Released or not: a slot with an array over it is not written."""
     arrays = []
     for i in range(4):
         batch = ws.read_batch([i])

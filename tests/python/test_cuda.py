@@ -211,7 +211,7 @@ assert len(seen) == 8 and (out == rows[:4]).all()
 
 
 def test_others_run_while_the_driver_waits(run):
-    """A batch goes while the driver keeps whoever calls it, until another thread has run."""
+    """A batch ends while the driver blocks its caller until another thread has run."""
     run("""
 import threading, time
 for make in (lambda: leat.batches(ws, 4, device="cuda:0", slots=2), lambda: iter(leat.Loader(ws, 4, device="cuda:0", transform=lambda s, rng: s))):

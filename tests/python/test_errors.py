@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong says so, in words and by class."""
+"""Errors: their words and their classes."""
 
 import pickle
 
@@ -107,7 +107,7 @@ def test_an_exception_of_the_progress_callback_arrives(big):
     def stop(progress):
         raise Mine(progress.stage)
 
-    # Of open or of wait, whichever tells about progress first; a set so small may be there before either does.
+    # Of open or of wait, whichever reports progress first; so small a set may be there before either does.
     try:
         ws = leat.open(big, progress=stop)
         ws.wait(stop)

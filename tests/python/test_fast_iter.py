@@ -56,7 +56,7 @@ def test_padding_is_dressed_by_python(numbers, steps):
 
 
 def test_arrays_are_made_without_python(tmp_path, monkeypatch):
-    """What Python's first step gives and what the lane gives look alike; who asks wrongly is told in the same words."""
+    """Batches of Python's first step and of C look alike; wrong arguments get the same error."""
     np.save(tmp_path / "x.npy", np.arange(600, dtype="<f4").reshape(100, 2, 3))
     np.save(tmp_path / "y.npy", np.arange(100, dtype="<i2"))
     asked = []
@@ -167,7 +167,7 @@ def test_ctrl_c_while_progress_is_told(numbers, monkeypatch):
 
 
 def test_batches_are_collected(numbers):
-    """A slot is free when its batch and the arrays over it are gone: in any order, by whoever."""
+    """A slot is free when its batch and the arrays over it are gone: in any order, by any thread."""
     loader = leat.Loader(numbers, 10, prefetch=2)
     batches = iter(loader)
     next(batches)

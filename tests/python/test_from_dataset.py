@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""leat.from_dataset: what a sample may be, ranks as processes, what fails and how it is told."""
+"""leat.from_dataset: what a sample may be, ranks as processes, failures and their errors."""
 
 import collections
 import io
@@ -349,7 +349,7 @@ def test_rank_0_cannot_learn(ranks):
 
 @pytest.mark.parametrize("kind", ["fixed", "ragged"])
 def test_a_rank_killed_midway(ranks, kind):
-    """The others give up after the time without progress, name it, and the job's next attempt begins at once."""
+    """The others stop after the time without progress, name it, and the job's next attempt begins at once."""
     first, second = ranks(0, 2, "well", kind, 3), ranks(1, 2, "hang", kind, 3)
     assert second.stdout.readline() == "hanging\n"
     second.send_signal(signal.SIGKILL)

@@ -5,7 +5,7 @@ What is shown. A job trains some epochs in several lives. After each step rank 0
 then the others, and the job is started again from the last saved state, with another number of ranks, batch size and workers. A step counts
 when the state that was saved last lies behind it: what was trained beyond is trained again, as the weights of it are lost too. Then of
 each epoch every position counts once (with drop_last=True: each but the last, short step's), and the samples in them, and the random
-numbers of their augmentation, are those of a single process that nobody killed.
+numbers of their augmentation, are those of a single process that was never killed.
 """
 
 import json
@@ -124,7 +124,7 @@ class Job:
         return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def check(self, want):
-        """want: the samples and random numbers of each epoch by position, of the one process that nobody killed."""
+        """want: the samples and random numbers of each epoch by position, of the one process that was never killed."""
         count = np.zeros((self.epochs, N), int)  # by position
         bitmap = np.zeros((self.epochs, N), int)  # by sample
         ends, before = [0] * self.epochs, (0, 0)

@@ -119,7 +119,7 @@ def test_a_transform_that_hangs_once(numbers, how, tmp_path):
 
 
 def test_bad_samples_hold_no_slots(numbers):
-    """What failed keeps frames, frames keep arrays: more failures than slots, kept by the one who was told of them."""
+    """Errors keep frames, frames keep arrays: the callback keeps more errors than there are slots."""
     told = []
 
     def picky(sample, rng):
@@ -300,7 +300,7 @@ def test_left_half_way_a_thousand_times(numbers, more):
 def test_collected_half_way(numbers):
     def use(**more):
         iterator = iter(leat.Loader(numbers, 10, **more))
-        first, second = next(iterator), next(iterator)  # the loader has gone, the pass goes on
+        first, second = next(iterator), next(iterator)  # the loader is gone, the pass continues
         assert not set(first.ids.tolist()) & set(second.ids.tolist())
 
     ways = [{}, {"transform": keep, "num_workers": 2}, {"transform": keep, "num_workers": 2, "workers": "fork"}]

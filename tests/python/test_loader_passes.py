@@ -344,13 +344,13 @@ def test_the_state_of_a_sampler(numbers):
     assert next(steps, None) is None
     assert ids(loader(one.state_dict())) == second  # and behind the end
     assert ids(itertools.islice(one, 1)) == second[:1]
-    assert ids(one) == second  # begun anew
+    assert ids(one) == second  # begun again
     assert ids(loader(one.state_dict())) == [[0, 3], [6, 9]]
 
 
 @WAYS
 def test_a_state_between_the_ends_of_batches(numbers, more):
-    """Of batches that were cut otherwise: some of its samples would be given to nobody."""
+    """Of batches that were cut otherwise: no rank would get some of its samples."""
     def loader(size):
         return leat.Loader(numbers, batch_sampler=[list(range(i, i + size)) for i in range(0, 12, size)], **more)
 
@@ -361,7 +361,7 @@ def test_a_state_between_the_ends_of_batches(numbers, more):
     state = taken.state_dict()
     again = loader(4)
     again.load_state_dict(state)
-    for _ in range(2):  # being refused does not make it begin anew
+    for _ in range(2):  # a refusal does not make it begin again
         with pytest.raises(ValueError, match="behind 6 samples, where no batch of the batch_sampler ends"):
             iter(again)
     for size, left in ((1, [[i] for i in range(6, 12)]), (3, [[6, 7, 8], [9, 10, 11]]), (6, [list(range(6, 12))])):

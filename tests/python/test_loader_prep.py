@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""leat.Loader with a transform of leat.prep: the crop of every sample, whoever prepares it; what happens to bad pictures."""
+"""leat.Loader with a transform of leat.prep: the crop of every sample, in any thread or process; what happens to bad pictures."""
 
 import collections
 import gc
@@ -84,7 +84,7 @@ def brighter(sample, rng):
 
 
 def test_every_crop_is_its_own(pictures):
-    """Any number of threads, processes, ranks and places to go on from: the same bytes as one by one."""
+    """Any number of threads, processes, ranks and places to continue from: the same bytes as one by one."""
     want = {e: {i: expected(CROP, 9, e, i).tobytes() for i in range(N)} for e in range(2)}
     assert want[0][1] != want[1][1]
     for options in ({}, {"num_workers": 1}, {"num_workers": 5}, {"workers": "process", "num_workers": 2}):
@@ -260,7 +260,7 @@ def test_threads_before_a_function_do_not_take_turns(pictures):
 
 
 def test_waiting_for_others_is_no_work(pictures, monkeypatch):
-    """Two drivers share C's threads: while one waits for its turn, nobody is busy for it."""
+    """Two drivers share C's threads: while one waits for its turn, no thread is busy for it."""
     run = leat._prep.Transform.run_packed
 
     class Slow:

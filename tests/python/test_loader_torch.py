@@ -118,7 +118,7 @@ def test_a_samplers_state_at_each_batch(numbers, method):
                                                  pytest.param("spawn", 2, 2, marks=pytest.mark.slow),
                                                  pytest.param("forkserver", 2, 2, marks=pytest.mark.slow)])
 def test_stateful_dataloader(numbers, method, workers, then):
-    """torchdata's loader keeps count by itself, with leat.Sampler and without; whether another number of workers may go on is its own
+    """torchdata's loader keeps count by itself, with leat.Sampler and without; whether another number of workers may continue is its own
     decision, and it refuses."""
     stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
 

@@ -169,7 +169,7 @@ def test_transform_and_workers(pair, options):
             given.setdefault(x, []).append(u)
     assert max(map(len, given.values())) == 4 and all(len(set(us)) == len(us) for us in given.values())  # each time in another way
     test_transform_and_workers.given = getattr(test_transform_and_workers, "given", given)
-    assert given == test_transform_and_workers.given  # whoever did it
+    assert given == test_transform_and_workers.given  # in any thread or process
 
 
 def _draw(sample, rng):
@@ -238,7 +238,7 @@ def test_bad_samples(tmp_path):
 
 
 def test_samples_that_cannot_be_read(pair, monkeypatch):
-    """What the library refuses is found, named and replaced, and reading ahead goes on behind it."""
+    """What the library refuses is found, named and replaced, and reading ahead continues behind it."""
     mixture = leat.Mixture([(pair[0], 1), (pair[1], 1)], length=400)
     bad = {(0, 17), (1, 30)}
     real_next, real_read = _mixture.MixedIter.next, _mixture.Mixture._read

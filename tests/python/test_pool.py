@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explicit sets, append, drop, push, and what the daemon tells."""
+"""Explicit sets, append, drop, push, and the daemon's status."""
 
 import threading
 

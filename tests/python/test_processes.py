@@ -170,7 +170,7 @@ def test_others_run_while_a_handle_ends(big):
 
 
 def test_ctrl_c_ends_a_wait(npy):
-    """A set that nobody fills: its reads wait."""
+    """A set that no rank fills: its reads wait."""
     ws = leat.create("never", {"x": ("f4", (2,))}, 4)
     for wait in (lambda: ws[0], lambda: ws.read_batch([0, 1]), lambda: ws.wait(), lambda: next(leat.batches(ws, 2)),
                  lambda: ws.view(0)):
@@ -191,7 +191,7 @@ def test_ctrl_c_takes_a_drop_back(npy):
         leat.drop("held", timeout=20)
     view.release()
     ws.close()
-    time.sleep(0.3)  # a drop that went on would be done now
+    time.sleep(0.3)  # a drop that continued would be done now
     assert [found["name"] for found in leat.ls()] == ["held"]
     leat.drop("held")
 

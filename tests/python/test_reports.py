@@ -116,7 +116,7 @@ def test_ranks_stand_side_by_side_and_the_killed_go(numbers):
 
 
 def test_a_daemon_that_does_not_read_holds_nobody_up(numbers):
-    """What a stopped daemon does not take is left out, and the next one arrives once it goes on."""
+    """A report that a stopped daemon does not take is left out, and the next one arrives once the daemon continues."""
     pid = leat.status()["pid"]
 
     def report(samples):

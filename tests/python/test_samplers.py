@@ -74,7 +74,7 @@ def test_samplers_that_yield_it_again(numbers):
 
 @pytest.mark.parametrize("which", ["sampler", "batch_sampler", "weighted", "seed", "same", "epochs"])
 def test_ranks_that_overlap(numbers, which, caplog):
-    """Each rank draws for itself: the daemon, which hears of both, finds it."""
+    """Each rank draws for itself: the daemon, which gets both reports, finds it."""
     made = []
     for rank in range(2):
         mine = np.random.default_rng(0 if which == "same" else rank).permutation(N).tolist()

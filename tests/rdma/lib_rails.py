@@ -27,8 +27,8 @@ def lose(rail):
 
 
 def restore(rail):
-    """Makes a lost rail anew. Its device has to go too: when packets of RDMA_CM could not leave, the kernel's queue pair for them
-    is broken for good (rxe of 6.1), and no connection is made any more. Nobody may have the device open."""
+    """Makes a lost rail again. Its device has to go too: when packets of RDMA_CM could not leave, the kernel's queue pair for them
+    is broken for good (rxe of 6.1), and no connection is made any more. No process may have the device open."""
     do("rdma", "link", "delete", device(rail))
     do("ip", "link", "set", f"rail{rail}", "up")
     do("ip", "addr", "replace", f"{address(rail)}/24", "dev", f"rail{rail}")
@@ -75,7 +75,7 @@ def until_it_carries(reader, rail, before):
         if carried > 1000:
             break
     print("turns", turn, "packets by the one that came back", carried)
-    assert carried > 1000, "it was not tried again, or nobody found the way to it"
+    assert carried > 1000, "it was not tried again, or the attempts failed"
 
 
 def connections(pid):

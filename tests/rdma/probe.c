@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What UCX itself does on these rails, with the settings of the environment (UCX_*): so that a failure of Leat can be told
- * from one of UCX, the kernel or the test bed.
+ * What UCX itself does on these rails, with the settings of the environment (UCX_*): so that a failure of
+ * Leat can be distinguished from one of UCX, the kernel or the test bed.
  *
  *     probe get|put IP|worker [stop|kill|EVENT] [MiB]
  *
- * Two processes. The owner registers 4 MiB and tells the reader address and key over a socket pair. They connect by a
- * listener on IP, or (worker) by the address of the owner's worker. The reader gets (or puts) slices of 64 KiB, 16 in
- * flight, round and round, and compares every byte. When half of them are done, something happens: the owner is stopped, or
- * killed, or EVENT is run by the shell. stdout is one line of JSON:
+ * Two processes. The owner registers 4 MiB and tells the reader address and key over a socket pair. They
+ * connect by a listener on IP, or (worker) by the address of the owner's worker. The reader gets (or puts)
+ * slices of 64 KiB, 16 in flight, round and round, and compares every byte. When half of them are done,
+ * something happens: the owner is stopped, or killed, or EVENT is run by the shell. stdout is one line of
+ * JSON:
  *
- *     {"outcome": "done" | "error" | "overdue", "bytes": N, "status": "...", "ms_to_error": N, "ms_to_close": N}
+ *     {"outcome": "done" | "error" | "overdue", "bytes": N, "status": "...", "ms_to_error": N, "ms_to_close":
+ *     N}
  *
- * "overdue": neither an end nor an error LIMIT_S after the event. ms_to_close: how long closing the endpoint by force took;
- * -1, it never ended. ms_to_quiet, how long after the event the last operation came back; -1, one never did.
+ * "overdue": neither an end nor an error LIMIT_S after the event. ms_to_close: how long closing the endpoint
+ * by force took; -1, it never ended. ms_to_quiet, how long after the event the last operation came back; -1,
+ * one never did.
  * Exit status 0 but for a wrong byte (3) or when nothing could be set up (4).
  */
 #include <arpa/inet.h>
@@ -59,7 +62,7 @@ struct run {
     int failed; /* operations that ended with an error */
     uint64_t bytes;
     ucs_status_t status;
-    ucs_status_t ep_status; /* what the endpoint's error handler was told */
+    ucs_status_t ep_status; /* the status that the endpoint's error handler got */
 };
 
 struct op {

@@ -18,7 +18,7 @@ SETTINGS = {
     "UCX_IB_REG_METHODS": "direct", "UCX_KEEPALIVE_INTERVAL": "2s", "UCX_RC_VERBS_TIMEOUT": "200ms", "UCX_RC_VERBS_RETRY_COUNT": "5",
     "UCX_HANDLE_ERRORS": "none", "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
-#: Milliseconds until a dead owner or rail has ended the last operation: some tens where nobody else wants the processors.
+#: Milliseconds until a dead owner or rail has ended the last operation: some tens on idle processors.
 NOTICED = 10000
 
 

@@ -21,7 +21,7 @@ def on_a_gpu(monkeypatch):
 
 @pytest.fixture
 def rail():
-    """Number 1, which is made anew when all processes are gone: so this comes before every other fixture."""
+    """Number 1, which is made again when all processes are gone: so this comes before every other fixture."""
     yield 1
     lib_rails.restore(1)
 

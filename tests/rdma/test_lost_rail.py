@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rail that goes while batches are read. Readers are processes of their own, and these tests run before test_leat.py: a rail is
-made anew when nobody has its device open, and RDMA_CM's library keeps it open in a process that has used it once."""
+made again when no process has its device open, and RDMA_CM's library keeps it open in a process that has used it once."""
 
 import lib_data
 import lib_host
@@ -28,7 +28,7 @@ say("all")
 
 @pytest.fixture
 def rail():
-    """Number 1, which is made anew when all processes are gone: so this comes before every other fixture."""
+    """Number 1, which is made again when all processes are gone: so this comes before every other fixture."""
     yield 1
     lib_rails.restore(1)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that goes from under a running daemon, and comes back: the daemon closes its rail, serves by the other one, opens it anew, and
+"""A device that goes from under a running daemon, and comes back: the daemon closes its rail, serves by the other one, opens it again, and
 readers ask where it is and for its keys again, by the same endpoint.
 
 It goes by name: a device is renamed while it is open, and what was opened by the old name is not there then. `rdma link delete` would wait
@@ -75,8 +75,8 @@ def test_it_is_opened_anew_and_carries_bytes(host, leat, transport):
             lib_rails.read_on(reader)
     finally:
         rename(away, device)
-    lib_host.wait_for(lambda: up() == 1, message=lambda: "it was not opened anew")
+    lib_host.wait_for(lambda: up() == 1, message=lambda: "it was not opened again")
     lib_rails.until_it_carries(reader, RAIL, lib_rails.sent()[RAIL])
-    assert lib_rails.queue_pairs(reader.pid, OTHER) == other, "the endpoint was made anew"
+    assert lib_rails.queue_pairs(reader.pid, OTHER) == other, "the endpoint was made again"
     reader.tell("enough")
     assert reader.finish().startswith("all rdma")

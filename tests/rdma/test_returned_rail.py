@@ -66,6 +66,6 @@ def test_it_carries_bytes_again(host, leat):
     lib_rails.do("ip", "addr", "add", f"{lib_rails.address(RAIL)}/24", "dev", f"rail{RAIL}")
     reader.tell()
     lib_rails.until_it_carries(reader, RAIL, lost)
-    assert lib_rails.queue_pairs(reader.pid, OTHER) == other, "the endpoint was made anew"
+    assert lib_rails.queue_pairs(reader.pid, OTHER) == other, "the endpoint was made again"
     reader.tell("enough")
     assert reader.finish().startswith("all rdma")

@@ -21,7 +21,7 @@ def outcome(*words):
 
 @pytest.mark.parametrize("operation", ["get", "put", "message"])
 def test_ucx_by_itself_gives_every_right(operation):
-    """Where this fails UCX has become better, and decisions/0060 is to be looked at anew."""
+    """Where this fails UCX has become better, and decisions/0060 needs a review."""
     assert outcome(operation, "plain") == "landed"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium that is told what to do over a pipe (the DevTools protocol); nothing but Chromium itself is needed."""
+"""A headless Chromium that is driven over a pipe (the DevTools protocol); nothing but Chromium itself is needed."""
 
 import base64
 import contextlib

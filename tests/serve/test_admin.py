@@ -250,7 +250,7 @@ def test_who_may(node):
 
 
 def test_s3_is_not_in_its_way(node):
-    """"/" is S3's for whoever signs, the page's for browsers."""
+    """"/" is S3's for signed requests, the page's for browsers."""
     assert node.server.request("GET", "/").body.startswith(b"<?xml")
     page = node.ask("GET", "/", token=None, Accept="text/html,application/xhtml+xml")
     assert page.getheader("Content-Type") == "text/html; charset=utf-8"
@@ -266,7 +266,7 @@ def test_refusals_speak_the_language_of_their_path(node):
 
 
 def test_without_token(quick_folder):
-    """This host may look, by a name that is its own; nobody may change anything."""
+    """Requests from this host may read, by one of its names; no request may change anything."""
     server = lib_serve.Server(quick_folder / "admin-open")
     try:
         def ask(method, path, **headers):
@@ -276,7 +276,7 @@ def test_without_token(quick_folder):
 
         assert ask("GET", "/v1/status") == 200
         assert ask("GET", "/v1/status", Host=f"localhost:{server.port}") == 200
-        assert ask("GET", "/v1/status", Host="a-page.example") == 403  # a name that somebody made mean 127.0.0.1
+        assert ask("GET", "/v1/status", Host="a-page.example") == 403  # an attacker's name that resolves to 127.0.0.1
         assert ask("GET", "/v1/status", Host="localhost.a-page.example") == 403
         for path in ("/v1/status", "/metrics"):
             assert ask("GET", path) == 200
@@ -374,7 +374,7 @@ def test_sets_of_a_system_daemon(host, quick_folder):
         numpy.save(host.data / f"{name}.npy", numpy.arange(800, dtype="<u4").reshape(100, 8))
         done = host.cli("--socket", daemon.socket, "preload", "--name", name, *options, host.data / f"{name}.npy")
         assert done.returncode == 0, done.stderr
-    # A loader tells how far it is while it goes on: so it does, until it is told to end.
+    # A loader reports while its loop runs: so it does, until the test ends it.
     code = """
 import select
 loader = leat.Loader(leat.open('leat://' + argv[0]), batch_size=10)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page for people in a real browser: it shows what /v1 says, as text whatever the names are, and asks nobody else for anything."""
+"""The page for people in a real browser: it shows what /v1 says, as text whatever the names are, and sends requests to no other server."""
 
 import shutil
 import socket

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bits that flip on the disks of a server: found without anybody reading them, mended where there is another copy, named where there is none."""
+"""Bits that flip on the disks of a server: found without a reader, repaired where there is another copy, named where there is none."""
 
 import json
 import subprocess
@@ -75,7 +75,7 @@ def test_rot(node, tmp_path):
     assert server.request("GET", "/own/large").status == 500
     assert server.request("GET", "/own/small-4").body == content("small-4", 5000)
     assert server.request("GET", "/front/cached").body == content("cached", 3 * MIB + 5)  # from the folder, again
-    # What is stored anew, or gone, is no damage any more; and what was found is known after a restart.
+    # An object stored again, or deleted, is not damaged any more; and findings are known after a restart.
     assert server.request("PUT", "/own/large", body=b"new").status == 200
     server.stop()
     server.start()
@@ -118,7 +118,7 @@ def test_rot_is_fetched_at_once(node, tmp_path):
 
 
 def test_slow(tmp_path):
-    """A pass at 1 MiB a second is seen on its way, killed, and goes on where it was written down, or from the start: each object is looked at."""
+    """A pass at 1 MiB a second is seen on its way, killed, and continues from its last record, or from the start: each object is read."""
     top = tmp_path / "slow"
     top.mkdir()
     node = Node(top)

@@ -214,7 +214,7 @@ def test_batches_that_are_refused(filled):
 
 
 def test_readers_that_leave(filled):
-    """In the middle of a batch: the server gives back what it held, and goes on."""
+    """In the middle of a batch: the server releases its memory, and continues."""
     target, headers = filled.prepare("POST", "/archives", b'{"key":"big"}' * 40, {}, [("batch", "")], lib_serve.ACCESS, lib_serve.SECRET)
 
     def leave(i):

@@ -90,7 +90,7 @@ def test_attributes(s3, bucket):
 
 
 def test_checksum_defaults(server, bucket):
-    """Since 1.36 every body has a checksum, unless it is told not to; before, none has. What was sent is kept, and told again."""
+    """Since 1.36 every body has a checksum, unless configured otherwise; before, none has. The sent one is kept, and returned."""
     newer = tuple(int(n) for n in boto3.__version__.split(".")[:2]) >= (1, 36)
     for setting in ("when_supported", "when_required") if newer else (None,):
         config = Config(s3={"addressing_style": "path"}, **({"request_checksum_calculation": setting} if newer else {}))

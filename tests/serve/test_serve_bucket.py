@@ -85,7 +85,7 @@ def test_what_is_wrong_is_said(server, bucket, far, tmp_path):
 
 
 def test_other_servers(bucket, far):
-    """Amazon is told nothing; another one that speaks S3 makes a plain bucket, which is no success."""
+    """Amazon gets no request; another S3 server makes a plain bucket, which is no success."""
     done = bucket("create", "x-1", "--remote", "s3://b", check=1, AWS_ENDPOINT_URL="")
     assert "Leat server" in done.stderr and "http://127.0.0.1:9000" in done.stderr, done.stderr
     far.fail(method="PUT", status=200, body=b"")

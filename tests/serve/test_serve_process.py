@@ -210,7 +210,7 @@ def begun_put(server, data, sent):
 
 
 def test_requests_under_way_end(start):
-    """SIGTERM in the middle of a PUT: who is sending may finish, and hears that the connection closes; nobody new is taken in meanwhile."""
+    """SIGTERM in the middle of a PUT: the sending client may finish, and learns that the connection closes; no new connection is accepted during that."""
     server = start()
     assert server.request("PUT", "/bucket").status == 200
     data = content("grace", 3 * MIB)
@@ -402,7 +402,7 @@ def put_expecting(server, path, data):
 
 
 def test_a_disk_that_is_full(start, small_disk):
-    """507 for what does not fit, everything else goes on, and room that is made is room."""
+    """507 for an object that does not fit; everything else continues, and freed room can be used."""
     server = start(name="full", store=small_disk / "store")
     assert server.request("PUT", "/bucket").status == 200
     assert server.request("PUT", "/bucket/small", b"x").status == 200
@@ -491,11 +491,11 @@ def busy(server):
 
 @pytest.mark.plain
 def test_a_cancelled_upload_of_a_slow_disk(start, tmp_path):
-    """Who goes in the middle of a large PUT, while the disk takes its time with what he sent, keeps nobody else waiting: not even where one thread serves all."""
+    """A client that leaves in the middle of a large PUT, while the disk is slow, delays no other client: not even where one thread serves all."""
     failio = lib_host.BUILD / "tests" / "tools" / "failio.so"
     if lib_host.SANITIZED or not failio.exists():
         pytest.skip("needs the plain build's failio.so")
-    try:  # else there is nobody but the worker who could wait
+    try:  # else only the worker could wait
         os.close(os.open(tmp_path / "probe", os.O_CREAT | os.O_RDWR | os.O_DIRECT))
     except OSError:
         pytest.skip("no direct I/O here")
@@ -510,7 +510,7 @@ def test_a_cancelled_upload_of_a_slow_disk(start, tmp_path):
         lib_host.wait_for(lambda: busy(server) == 1, 60)
         put.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     lib_host.wait_for(lambda: busy(server) == 0, 60)
-    os.write(gate, b"1")  # the worker hands the second over, and is done; it is written now, for as long as nobody opens the gate
+    os.write(gate, b"1")  # the worker hands the second over, and is done; it is written now, until the gate opens
     lib_host.wait_for(lambda: seen.stat().st_size == 2, 60)
     for _ in range(20):
         assert urllib.request.urlopen(server.url + "/healthz", timeout=60).status == 200
@@ -521,7 +521,7 @@ def test_a_cancelled_upload_of_a_slow_disk(start, tmp_path):
 
 @pytest.mark.plain
 def test_a_disk_that_fails(start, tmp_path):
-    """EIO of one disk of two: what lies there is neither found nor missing, a write that hits it fails and leaves nothing, and the other disk goes on."""
+    """EIO of one disk of two: its objects are neither found nor missing, a write that hits it fails and leaves nothing, and the other disk continues."""
     failio = lib_host.BUILD / "tests" / "tools" / "failio.so"
     if lib_host.SANITIZED or not failio.exists():
         pytest.skip("needs the plain build's failio.so")
@@ -548,7 +548,7 @@ def test_a_disk_that_fails(start, tmp_path):
                     assert reply.status in (200, 206) and reply.body == (body[:10] if headers else body), (key, reply)
 
     def write(name):
-        """Until a write hits the bad disk, which is left then, and some that go well after it: what each was told."""
+        """Until a write hits the bad disk, which is left then, and some successful ones after it: the answer to each."""
         said = []
         while (503, "ServiceUnavailable") not in said[:-8]:
             said.append(error(server.request("PUT", f"/bucket/{name}{len(said)}", content(f"{name}{len(said)}", 5000))))
@@ -580,7 +580,7 @@ def test_a_disk_that_fails(start, tmp_path):
 
 
 def test_a_disk_that_is_gone_for_good(tmp_path, start):
-    """Without it nothing is said of what may be on it, until it is given up; then the rest goes on."""
+    """Without it no answer is given about objects that may be on it, until it is declared lost; then the rest continues."""
     server = start("--store", tmp_path / "two", store=tmp_path / "one", name="both")
     assert server.request("PUT", "/photos").status == 200
     server.stop()
@@ -592,7 +592,7 @@ def test_a_disk_that_is_gone_for_good(tmp_path, start):
 
 
 def test_lists_wait_for_memory(start):
-    """A page of any list is charged before it is written: while others hold the memory it is told to slow down; a short one needs less."""
+    """A page of any list is charged before it is written: while others hold the memory it gets SlowDown; a short one needs less."""
     server = start("--memory", "32MiB", name="lists")
     assert server.request("PUT", "/bucket").status == 200
     upload = server.request("POST", "/bucket/k", query=[("uploads", "")]).xml.findtext("UploadId")
@@ -654,7 +654,7 @@ def descriptors(wanted):
 
 @pytest.mark.both
 def test_idle_connections(start):
-    """Ten thousand of them, each after one answer: they cost little, others are served meanwhile, and each may go on."""
+    """Ten thousand of them, each after one answer: they cost little, others are served concurrently, and each may continue."""
     count = 10_000
     with descriptors(count + 500), contextlib.ExitStack() as all_of_them:
         server = start("--memory", "128MiB", name="idle")

@@ -148,7 +148,7 @@ def test_short_bodies(server, bucket):
 
 
 def test_expect(server, bucket):
-    """Who asks first is told to go on, or why not before he sends."""
+    """A client that sends Expect gets 100, or the error before it sends."""
     target, headers = server.prepare("PUT", f"/{bucket}/e", b"abc")
     head = "".join(f"{k}: {v}\r\n" for k, v in headers.items()) + "expect: 100-continue\r\ncontent-length: 3\r\nconnection: close\r\n\r\n"
     with socket.create_connection((server.host, server.port), 120) as s, s.makefile("rb") as answer:
@@ -159,7 +159,7 @@ def test_expect(server, bucket):
     answer = server.raw(f"PUT {target}x HTTP/1.1\r\n{head}".encode())
     assert answer.startswith(b"HTTP/1.1 403 ")
     assert get(server, f"/{bucket}/e") == b"abc"
-    # Nobody says "go on" to a body of no bytes: botocore of 2022 needs the connection closed behind that answer.
+    # No 100 Continue for an empty body: botocore of 2022 needs the connection closed behind that answer.
     reply = server.request("PUT", f"/{bucket}/e", b"", headers={"expect": "100-continue"})
     assert reply.status == 200 and reply.headers["connection"] == "close"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The S3 service by requests put together by hand: who asks, how he proves it, and what he may."""
+"""The S3 service by requests put together by hand: users, signatures and permissions."""
 
 import re
 import zlib
@@ -176,10 +176,10 @@ def test_permissions(server):
 
 
 def test_expected_owners(server):
-    """Who takes a bucket for somebody else's is refused before anything is done, whoever he is; the id is the one that ListBuckets tells."""
+    """A request that expects another owner of the bucket is refused before any effect, for every user; the id is the one in ListBuckets."""
     maker = {"access": "LEATTESTMAKER0000001", "secret": "secret-of-the-maker"}
     own, other, header, source = "owned-by-maker", "owned-by-admin", "x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner"
-    put(server, f"/{own}", b"", headers={header: "anybody"}, **maker)  # there is nobody yet who could be compared
+    put(server, f"/{own}", b"", headers={header: "anybody"}, **maker)  # there is no owner yet to compare with
     put(server, f"/{other}", b"")
     owner, admin = (server.request("GET", "/", **who).xml.findtext("Owner/ID") for who in (maker, {}))
     try:

@@ -283,7 +283,7 @@ def test_parts_of_an_object(server, bucket, sizes, name, kind):
     whole = attributes(server, path, "ObjectParts").xml.find("ObjectParts")
     assert len(whole.findall("Part")) == len(sizes) and whole.findtext("IsTruncated") == "false" and whole.findtext("MaxParts") == "1000"
     none = attributes(server, path, "ObjectParts", x_amz_max_parts="0").xml.find("ObjectParts")
-    assert not none.findall("Part") and none.findtext("IsTruncated") == "false", "no page of nothing that goes on for ever"
+    assert not none.findall("Part") and none.findtext("IsTruncated") == "false", "no endless list of empty pages"
     for number in range(len(sizes)):
         for method in ("GET", "HEAD"):
             reply = server.request(method, path, query=[("partNumber", str(number + 1))], headers={"x-amz-checksum-mode": "ENABLED"})

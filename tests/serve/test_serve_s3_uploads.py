@@ -96,7 +96,7 @@ def test_pages_of_uploads(server, bucket):
         more = None if page.findtext("IsTruncated") == "false" else [("key-marker", page.findtext("NextKeyMarker")),
                                                                      ("upload-id-marker", page.findtext("NextUploadIdMarker"))]
     assert sorted(seen) == sorted(u.id for u in uploads)
-    for reply in (parts(("max-parts", "0")), listed(("max-uploads", "0"))):  # no page of nothing that goes on for ever
+    for reply in (parts(("max-parts", "0")), listed(("max-uploads", "0"))):  # no endless list of empty pages
         assert reply.xml.findtext("IsTruncated") == "false"
     for value in ("-1", "x", "1.5"):
         assert error(parts(("max-parts", value))) == error(parts(("part-number-marker", value))) == (400, "InvalidArgument")

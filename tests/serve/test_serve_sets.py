@@ -98,7 +98,7 @@ def test_sets_are_those_of_the_files(host, leat, daemon):
 
 
 def test_a_scan_is_of_the_store_too(host, leat, daemon):
-    """leat.scan: all of it in the order of keys, in a window that it fills many times; where it ended it goes on; what it held is given back."""
+    """leat.scan: all of it in the order of keys, in a window that it fills many times; a second scan continues where it ended; its memory is given back."""
     random, made = np.random.default_rng(7), {}
     put(daemon, "data")
     for i, size in enumerate([0, 1, 4096, 70_000, MIB, 300_000, 0, 12_345] * 8):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buckets that stand in front of another S3 that breaks on command, of a second Leat, of a folder: what a client sees of it over the S3 service."""
+"""Caching buckets of an S3 server that breaks on command, of a second Leat, of a folder: what a client sees over the S3 service."""
 
 import contextlib
 import hashlib
@@ -305,7 +305,7 @@ def test_upload_while_the_remote_is_down(server, far, front):
 
 
 def test_answers_that_are_lost(server, far, front):
-    """A PUT whose answer never comes, and a GET of the version before meanwhile: what is here is not taken for the newest."""
+    """A PUT whose answer never comes, and a GET of the version before during that: the cached version is not taken for the newest."""
     bucket = front(timeout_s=600)
     file = there(far, bucket, "k", b"old")
     gate = threading.Event()
@@ -423,7 +423,7 @@ def test_settings_are_checked(server, far):
         reply = server.request("PUT", "/wrong-front", headers={"x-leat-remote": remote})
         assert reply.status == 400 and says in reply.xml.findtext("Message"), reply
         assert server.request("HEAD", "/wrong-front").status == 404
-    # Who signs the making of a bucket has to have signed what it stands in front of.
+    # The signature of CreateBucket has to cover the bucket's remote.
     target, headers = lib_serve.presigned(server, "PUT", "/not-signed")
     reply = server.send("PUT", target, b"", {**headers, "x-leat-remote": '{"uri": "file:///etc"}'})
     assert (reply.status, reply.code) == (403, "AccessDenied") and "x-leat-remote" in reply.xml.findtext("Message")

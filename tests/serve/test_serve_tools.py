@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools that people have, as docs/guide-store.md tells to use them: a folder goes up and comes down again, and is the same."""
+"""Common tools, used as in docs/guide-store.md: a folder goes up and comes down again, and is the same."""
 
 import filecmp
 import json
@@ -181,7 +181,7 @@ def test_what_is_copied_wrongly(server, bucket, env, tree, tmp_path):
     told = leat("cp", "-r", links, rest, f"s3://{bucket}/past/", fails=3)
     assert told.count("No such file") == 8 and "failed: stopped" not in told
     assert leat("cp", f"s3://{bucket}/past/file", "-", fails=0) == b"whole"
-    # Nor does what cannot be written here: nobody makes files there.
+    # Nor does a file that cannot be written: no process makes files there.
     for number in range(9):
         server.request("PUT", f"/{bucket}/many/none{number}", b"x")
     told = leat("cp", "-r", f"s3://{bucket}/many/", "/proc", fails=3)

@@ -185,7 +185,7 @@ int main(int argc, char **argv)
     int rc = dataset_spec_parse(text, &spec, &err);
     if (rc < 0)
         return fail_json(rc, &err);
-    /* Elsewhere with what the environment says, as the programs do. */
+    /* Remote sources with the settings of the environment, as the programs do. */
     struct backend *session = NULL;
     struct dataset_opener with_session = {0};
     const struct dataset_opener *opener = NULL;

@@ -437,7 +437,7 @@ static int request_follow(struct s3_exchange *rq, struct leat_error *err)
     if (rc < 0)
         return rc;
     if (rq->b->config.stay && strcasecmp(to.origin.host, from->origin.host) != 0) {
-        rc = error_set(err, LEAT_DENIED, "a redirection to %.200s, which this daemon was not told to ask",
+        rc = error_set(err, LEAT_DENIED, "a redirection to %.200s, which is not among the allowed hosts",
                        to.origin.host);
         target_fini(&to);
         return rc;
