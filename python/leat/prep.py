@@ -134,7 +134,7 @@ class RandomResizedCrop(_Transform):
     mean, std       of each channel, of levels of 0 to 1: ImageNet's
     seed, threads   outside of a loader, which has its own
     max_pixels      a picture of more, by its header, is `leat.Invalid`; 0: 178,956,970
-    accept_damaged  take what a truncated or damaged file still gives
+    accept_damaged  take the readable part of a truncated or damaged file
     orient          turn the picture as EXIF says
     exact           False lets the decoder shrink by 2, 4 or 8 where the crop is at least so many times the output
     """
@@ -153,7 +153,7 @@ class RandomResizedCrop(_Transform):
 
 
 class CenterCrop(_Transform):
-    """torchvision's Resize(resize, antialias=True), CenterCrop(size), normalisation: what validation does. `resize` is the shorter edge in
+    """torchvision's Resize(resize, antialias=True), CenterCrop(size), normalisation: for validation. `resize` is the shorter edge in
     pixels before the crop; the other options are RandomResizedCrop's, but exact=True by default: figures of a validation are
     compared with those of others."""
 

@@ -85,7 +85,7 @@ struct scan_object {
     struct gate gate; /* samples that are held count as users */
 };
 
-/* What keeps memory of the pool or of a slot in place: a batch, a lease or a sample of a scan. */
+/* Keeps memory of the pool or of a slot in place: a batch, a lease or a sample of a scan. */
 struct holder_object {
     PyObject ob_base;
     struct gate gate; /* exported buffers are its users */
@@ -169,7 +169,8 @@ int lengths_of(const Py_buffer *buffer, const uint64_t **ret_lengths, uint64_t *
 int waiting_progress(const struct leat_progress *progress, void *waiting);
 /* Turns the end of such a call into Python's view of it: 0, or -1 with an exception set. */
 int waiting_end(struct waiting *waiting, int rc, const struct leat_error *err);
-/* The interrupt hook of every connection: runs Python's signal handlers. What they raise stays set in the thread that waits. */
+/* The interrupt hook of every connection: runs Python's signal handlers. Their exceptions stay set in the
+ * waiting thread. */
 int waiting_interrupt(void *none);
 
 #endif

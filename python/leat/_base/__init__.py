@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all of the package stands on: arguments, errors, ranks, connections, progress."""
+"""The base of the package: arguments, errors, ranks, connections, progress."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What arguments are taken, in words: what was given, what is allowed, what to do."""
+"""Checks of arguments. Errors say what was given, what is allowed, what to do."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def bare_name(name: str) -> str:
 
 
 def set_name(value: Any) -> str:
-    """The name of a set in the pool; what one is, the daemon knows.
+    """The name of a set in the pool. The daemon checks its characters.
 
     >>> set_name("")
     Traceback (most recent call last):
@@ -77,7 +77,7 @@ def set_name(value: Any) -> str:
 
 
 def near(name: object, names: Iterable[str]) -> str:
-    """What may have been meant, and what there is.
+    """The likely name, and all there are.
 
     >>> near("imge", ["image", "label"])
     "did you mean 'image'? There are image, label"
@@ -115,6 +115,6 @@ def check_iterable(name: str, value: Any, what: str) -> None:
 
 
 def refuse_pickling(what: str) -> NoReturn:
-    """Of what lies in memory that is this process's, and is used again: a copy or another process would see what comes next."""
+    """For objects over memory of this process that is used again: a copy or another process would see later contents."""
     raise TypeError(f"{what} belongs to the process that made it, and is neither pickled nor copied as a whole: send what is wanted of it, "
                     "{name: batch[name].copy()}, or the working set and batch.ids")

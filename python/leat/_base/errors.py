@@ -94,7 +94,7 @@ class Invalid(Error, ValueError):
 
 
 class Busy(Error):
-    """Every slot of a ring is held, leases stand in the way of a drop, or a program still writes the file."""
+    """Every slot of a ring is held, leases delay a drop, or a program still writes the file."""
 
     code = "busy"
 
@@ -123,7 +123,7 @@ class WorkerDied(Error, RuntimeError):
 
 
 def said(error: BaseException) -> str:
-    """What an error of the user's says, whatever its class does."""
+    """The text of a user's error, even if its class fails to give one."""
     try:
         return str(error)
     except Exception:
@@ -131,7 +131,7 @@ def said(error: BaseException) -> str:
 
 
 def let_go(error: BaseException, where: str = "") -> None:
-    """Of an error that is kept, not raised: the frames that it came through would keep arrays, and these keep slots. Where it was becomes a note:
+    """For an error that is kept, not raised: its frames would keep arrays, and these keep slots. Its place becomes a note:
     one, since a program may raise one object many times, and each note would have the notes before it."""
     if error.__traceback__ is not None and not any("Traceback (" in note for note in getattr(error, "__notes__", ())):
         error.add_note(where + "".join(traceback.format_exception(error)))

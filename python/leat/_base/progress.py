@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far long work is: a callback's argument, and a bar for terminals."""
+"""Progress of long work: a callback's argument, and a bar for terminals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STAGES = {1: "index", 2: "load", 3: "verify"}
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress callback is given. Totals are 0 while they are not known."""
+    """The argument of a progress callback. Totals are 0 while they are not known."""
 
     stage: str  #: "index", "load" or "verify"
     samples_done: int
@@ -90,7 +90,7 @@ class Bar:
 
 
 class Reporter:
-    """Turns a `progress=` argument into what leat._leat calls; ends the bar's line at the end of `with`."""
+    """Turns a `progress=` argument into a callback of leat._leat; ends the bar's line at the end of `with`."""
 
     def __init__(self, progress: ProgressArg, what: str) -> None:
         self._bar: Bar | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rank of how many this process is, when the caller does not say."""
+"""The rank and world size of this process, if the caller does not give them."""
 
 from __future__ import annotations
 

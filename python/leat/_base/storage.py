@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`storage_options`, as users of fsspec write them, to what the library takes."""
+"""From `storage_options`, as users of fsspec write them, to the library's options."""
 
 from __future__ import annotations
 

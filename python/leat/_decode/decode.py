@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the bytes of a sample to what a transform sees: which fields are wanted under which names, and how each is decoded."""
+"""From the bytes of a sample to a transform's input: which fields are read, their names, and their decoders."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@
 Happy path: `split` finds the prep among a loader's transforms and the column it is for; `Stages.run` prepares a chunk's pictures with
 one call into C a column, then moves labels, numbers and arrays as whole columns. Without a Python transform nothing runs per sample.
 
-Failure modes: a picture that fails is an entry of the failures, as in the engines of `_loader/workers.py`. What is no JPEG goes to Pillow, whose pixels take the same
-way from there (the same crop, the same sums).
-Invariant: what a picture becomes depends on (seed, epoch, index) and its bytes alone. This module does not load libjpeg: leat.prep does.
+Failure modes: a picture that fails is an entry of the failures, as in the engines of `_loader/workers.py`. Other formats go to Pillow, whose pixels are then
+prepared alike (the same crop, the same sums).
+Invariant: a prepared picture depends on (seed, epoch, index) and its bytes alone. This module does not load libjpeg: leat.prep does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .decode import Layout, decode_cls, decode_image, decode_json, decode_txt
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
 _MAX_THREADS = 256
 MAX_PIXELS = 178956970  # PREP_MAX_PIXELS
-#: What Pillow is asked for: formats that begin with a signature. Some of its others take nearly any bytes for theirs.
+#: Formats that Pillow may decode: those with a signature. Some of its others accept nearly any bytes.
 FORMATS = ("PNG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM")
 
 
@@ -48,7 +48,7 @@ class Prep:
         raise NotImplementedError
 
 
-#: What a loader takes as transform.
+#: The types of a loader's transform.
 Transform = Callable[[dict[str, Any], np.random.Generator], dict[str, Any]]
 Transforms = Union[Transform, Prep, Mapping[str, Prep], Sequence[Union[Transform, Prep, Mapping[str, Prep]]]]
 
@@ -185,11 +185,11 @@ class Stages:
             self._shared.preps[name].run_packed(nothing, offsets, nothing, 0, 0, np.empty((0, *prep.shape), prep.dtype), 0, 0)
 
     def stop(self) -> None:
-        """Ends the threads, when the last `run` has returned."""
+        """Ends the threads after the last `run`."""
         self._shared, self._own = None, _Own()
 
     def take_waited(self) -> float:
-        """Seconds that this thread waited for others to leave the threads of C, since it asked last."""
+        """Seconds that this thread waited for others to leave the threads of C, since the last call."""
         waited, self._own.waited_s = self._own.waited_s, 0.0
         return waited
 
@@ -263,7 +263,7 @@ class Stages:
 
 
 def again(prep: Prep, bound: Any, data: memoryview, index: int, seed: int, epoch: int, out: Array, code: int, message: str) -> None:
-    """A picture that the C code did not take: by Pillow, if it is no JPEG; else the error."""
+    """Decodes a picture that the C code refused: by Pillow, if it is no JPEG; else returns the error."""
     if bytes(data[:2]) == b"\xff\xd8" or not len(data):
         raise _make(code, None, message)
     pixels = foreign(data, prep.orient, prep.max_pixels, _make(code, None, message))
@@ -274,7 +274,7 @@ def again(prep: Prep, bound: Any, data: memoryview, index: int, seed: int, epoch
 
 
 def foreign(data: memoryview, orient: bool, max_pixels: int, refused: Exception) -> Array:
-    """A picture of another format, decoded by Pillow: uint8, height x width x 3. `refused`: what the JPEG decoder said."""
+    """A picture of another format, decoded by Pillow: uint8, height x width x 3. `refused`: the JPEG decoder's error."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:

@@ -6,8 +6,8 @@ the set of pixels, and each rank decodes and pushes its share. Both sets have na
 is in them depends on these alone: so a late rank, or a restarted job, continues with what is there.
 
 A sample's picture is a binary PPM: a header with its size, and its pixels. Failure modes: a picture that cannot be decoded keeps the
-bytes that it has (cut or filled up with zeros to the room that its header asked for): who reads it meets the same error as in the source. A rank that
-dies leaves the others waiting until `timeout`.
+bytes that it has (cut or filled up with zeros to the room that its header asked for): reading it raises the same error as in the source. If a rank
+dies, the others wait until `timeout`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def decoded(ws: WorkingSet, *, field: str | None = None, shorter: int | None = 2
     """The set `ws` with its pictures decoded, in the pool: all ranks call it, share the work, and get the same set. It has the
     same samples, keys and fields; `fields=` and `transform=` of leat.prep still work, and only crop.
 
-    field     which one has the pictures; else "jpg", "jpeg", "png", or the only raw one
+    field     the field with the pictures; else "jpg", "jpeg", "png", or the only raw one
     shorter   edges are brought to this shorter one (never enlarged); None: as they are
     name      of the new set; else one made of the source's fingerprint and the parameters
     threads   0: this rank's share of the cores
     orient    EXIF's orientation is applied
     timeout   seconds to wait for the other ranks
 
-    It takes about 3 * shorter^2 * 1.4 bytes a picture (275 KB with 256), and `leat.drop(decoded.name)` to be rid of it.
+    It takes about 3 * shorter^2 * 1.4 bytes a picture (275 KB with 256). `leat.drop(decoded.name)` frees it.
 
     >>> small = leat.prep.decoded(ws, shorter=256)
     >>> loader = leat.Loader(small, 64, fields={"image": "jpg", "label": "cls"}, transform=leat.prep.RandomResizedCrop(224))
@@ -210,7 +210,7 @@ class _Work:
                 made.push(first, data)
 
     def decode(self, data: memoryview, room: int) -> bytes:
-        """What is stored of a picture: exactly `room` bytes."""
+        """The stored bytes of a picture: exactly `room` of them."""
         height, width = self.size(data)
         head = header(height, width) if height else b""
         if not height or len(head) + 3 * height * width != room:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`leat.Loader`, and what it is made of."""
+"""`leat.Loader` and its parts."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader and its passes share: what was asked for, what reads and prepares, how far it is, and what was counted."""
+"""State shared by a loader and its passes: arguments, source and workers, position, counters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Course:
 
 @dataclass(repr=False, eq=False)
 class Config:
-    """One of each loader. Used by the thread that iterates. Only `batch_size` and `seed` change after it was made, and between passes."""
+    """One for each loader, used by the thread that iterates. Later only `batch_size` and `seed` change, between passes."""
 
     source: Source
     work: Work

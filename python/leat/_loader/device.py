@@ -3,8 +3,8 @@
 
     written by workers ─ send: copies on a stream of ours ─▶ deliver: done ─▶ the user's ─ last array goes ─▶ draining ─▶ free
 
-Happy path: what is prepared is sent while batches before it are at work; a batch is handed out when its copy is done, so that any
-stream may read it. When the last array over a slot goes, an event is put on the consumer's stream, and the slot is free when that has come.
+Happy path: a prepared batch is sent while the loop uses earlier ones. It is handed out when its copy is done, so that any
+stream may read it. When the last array over a slot goes, an event is put on the consumer's stream, and frees the slot when it comes.
 
 Failure modes: a copy that fails is tried once more in the batch's turn, and raised then. When all slots are draining the thread that
 iterates waits for the first, no longer than its timeout. An event that cannot be recorded is tried again; a device that is lost
@@ -44,7 +44,7 @@ _parked: list[tuple[int, _gpu.Buffer]] = []  # with the number of forks when it 
 
 @contextlib.contextmanager
 def asked_for(device: object, pin_memory: bool) -> Iterator[None]:
-    """What cannot be had here, in the words in which it was asked for."""
+    """The error for an unavailable device or copy, in terms of the caller's arguments."""
     try:
         yield
     except Unsupported as error:
@@ -72,7 +72,7 @@ class Delivery:
         return ("host", "pinned", "bounce")[self.memory]
 
     def lagged(self) -> bool:
-        """Whether the GPU was behind since this was asked last."""
+        """Whether the GPU was behind since the last call."""
         lag, self.lag = self.lag, False
         return lag
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass of a `leat.Loader`: what stands in a step, where it comes from, and who stands in for what cannot be read.
+"""One pass of a `leat.Loader`: the samples of a step, their source, and the stand-ins of samples that cannot be read.
 
 Happy path: `__next__` takes the raw batch of the next step, or has an engine (workers) prepare as many ahead as there are slots, and waits
-for the first. What is read, and in which order, is the matter of a source (source.py).
+for the first. A source (source.py) chooses samples and order.
 
-Failure modes: a bad sample is raised or replaced (`_bad`, `_substitute`); after anything else that is raised the pass is over where workers
-may be in the middle of something, and the loader can be iterated again.
+Failure modes: a bad sample is raised or replaced (`_bad`, `_substitute`). After any other error the pass is over if workers
+may be at work, and the loader can be iterated again.
 Invariants: steps are handed out in order, each once; the loader's state is moved on only when a step is handed out, and only by the pass
 that is the loader's own.
 """
@@ -73,7 +73,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         return step < self._steps.count(step)
 
     def _tags(self, step: int, count: int) -> Array:
-        """What stands above the numbers of samples that workers prepare: a sample that a sampler draws twice in an epoch is to get other random numbers
+        """Upper bits of the numbers of samples that workers prepare: a sample that a sampler draws twice in an epoch gets other random numbers
         the second time. 20 bits that follow from the position in the epoch alone; none in an order of our own, which has its samples once."""
         if not self._config.sampled:
             return np.zeros(count, np.uint64)
@@ -132,7 +132,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         return batch
 
     def _mend(self, step: int, error: BaseException) -> Any:
-        """A batch with a sample that cannot be read: which, and what stands in for it."""
+        """A batch with a sample that cannot be read: finds it and its stand-in."""
         ids = self._steps.ids(step).copy()
         source = self._source
         found = False
@@ -202,7 +202,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             config.engine = workers.Processes(work, slots, config.workers, self._source, method)
 
     def _learn(self, work: workers.Work) -> None:
-        """What a prepared sample looks like, out of the first good one."""
+        """Learns the form of prepared samples from the first good one."""
         work.strict = self._config.collate is None
         n = self._steps.plan.length
         for attempt in range(16):
@@ -323,7 +323,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
             self._met = error
 
     def _send_ahead(self, job: workers.Job) -> None:
-        """On their way to a GPU: `job`, and those behind it that are prepared already."""
+        """Sends `job` to a GPU, and later jobs that are prepared already."""
         engine = self._config.engine
         assert engine is not None
         if not engine.slots.sends:
@@ -375,7 +375,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         return self._collated([self._sample(job.loose, values, i) for i in np.flatnonzero(self._steps.valid(step)).tolist()])
 
     def _sample(self, loose: workers.Loose, values: dict[str, Any], i: int) -> Any:
-        """What the transform returned, for a collate_fn."""
+        """The transform's result, for a collate_fn."""
         work = self._config.work
 
         def leaf(name: str) -> Any:
@@ -431,7 +431,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
                 self._met = self._met or error
 
     def _tell(self) -> None:
-        """Called by the FastIter when `report_at` is past, and behind its last batch."""
+        """Called by the FastIter after `report_at`, and after its last batch."""
         config = self._config
         self._settle()
         now = perf_counter()
@@ -492,7 +492,7 @@ class Epoch(_leat.FastIter, Iterator[Any]):
         return batch
 
     def _gpu_lagged(self) -> bool:
-        """Whether slots were free only on paper since this was asked last: released, and still used by a GPU."""
+        """Whether released slots were still used by a GPU since the last call."""
         config = self._config
         if config.prepares:
             return config.delivery.lagged()

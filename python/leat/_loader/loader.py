@@ -4,8 +4,8 @@
 Happy path: the library's iterator reads this rank's slices of the order ahead, into the slots of a ring; without anything to decode
 or to transform those are the user's batches. Else they go to an engine (workers.py) and come back in output slots.
 
-Failure modes: see the table of the decision record. Whatever is raised, the loader can be iterated again.
-Invariants: what stands in a step depends on seed, epoch, set, kind of shuffle and position alone; all ranks make the same number
+Failure modes: see the table of the decision record. After any error the loader can be iterated again.
+Invariants: the samples of a step depend on seed, epoch, set, kind of shuffle and position alone; all ranks make the same number
 of steps; only what the user received counts as delivered; one epoch is in progress at a time.
 """
 
@@ -55,7 +55,7 @@ MAX_TIMEOUT_S = 1e8  # what is longer has no end
 
 def _check(workers: str, on_error: OnError, shuffle: str | bool | None, sampler: Iterable[int] | None,
            batch_sampler: Iterable[Sequence[int]] | None, collate_fn: CollateFn | None, skip_ranges: tuple[Sequence[int], ...]) -> None:
-    """Of a loader's arguments those that are wrong whatever the set is, each by itself or beside another."""
+    """Refuses arguments that are wrong for every set, alone or in combination."""
     if workers not in ("thread", "process", "fork", "spawn", "forkserver"):
         raise ValueError(f"workers={workers!r}: 'thread', 'process', 'fork', 'spawn' or 'forkserver'")
     if on_error not in ("raise", "skip") and not callable(on_error):
@@ -102,7 +102,7 @@ _REPLACED = {
 
 
 class EpochSetter:
-    """What `loader.sampler` is: the loader decides the order, and the epoch is all that others may set."""
+    """The type of `loader.sampler`: the loader decides the order, and others may set the epoch only."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -117,22 +117,22 @@ class Loader(Iterable[Any]):
 
     ws            a working set, a `leat.Mixture` of several, or what `leat.open` takes
     batch_size    samples a batch and rank
-    shuffle       True: "full", or blocks if the set is larger than the pool; "full"; "block:N"; False. None: True, but where a sampler says the order
+    shuffle       True: "full", or blocks if the set is larger than the pool; "full"; "block:N"; False. None: True, unless a sampler sets the order
     seed          of the order and of augmentation
     fields        None: all as they are; a list of names; {"image": "jpg", "label": "cls"}: decoded, under new names
     transform     f(sample: dict, rng: numpy.random.Generator) -> dict, rng depends on seed, epoch and sample (with a sampler: and position) alone; or one of leat.prep, which
                   takes the picture's bytes through C threads; {name: prep}; a list, those of leat.prep before functions
-    collate_fn    f(list of samples) -> what the loop gets instead of a batch; runs in the thread that iterates. The list is empty on a rank that
+    collate_fn    f(list of samples) -> the loop's batch; runs in the thread that iterates. The list is empty on a rank that
                   has no sample of the last step, with drop_last=False
     sampler       numbers of samples of an epoch, the same on all ranks, which share them; its set_epoch is called
-    batch_sampler lists of numbers, each a step of all ranks; batch_size is then only room that is made beforehand. Its set_epoch, or its sampler's, is called
+    batch_sampler lists of numbers, each a step of all ranks; batch_size then only reserves memory. Its set_epoch, or its sampler's, is called
     num_workers   threads or processes for decoding and the transform; 0: one thread, for leat.prep alone this rank's share of the cores
     workers       "thread"; "process"; or "fork", "spawn", "forkserver"
     prefetch      batches ahead
     drop_last     True: leave out the last, short step. False: fill it up; `batch.valid` marks it. All ranks make the same number of steps
-    device        where batches are to be: "cpu"; "cuda", "cuda:1", a torch.device: in that GPU's memory, copied there ahead
+    device        the place of batches: "cpu"; "cuda", "cuda:1", a torch.device: in that GPU's memory, copied there ahead
     pin_memory    batches in page-locked memory, for copies to a GPU of your own
-    timeout       seconds that a batch may take to come: 30; math.inf
+    timeout       most seconds to wait for a batch: 30; math.inf
     on_error      "raise"; "skip": a bad sample is replaced by another, the same one each time; f(BadSample): may raise, else it is replaced
     max_errors    of an epoch and rank; 1 % of its samples, at least 10
     rank, world_size  of torch.distributed, RANK and WORLD_SIZE, Open MPI or Slurm, if not given
@@ -204,7 +204,7 @@ class Loader(Iterable[Any]):
             raise ValueError("device_copy='direct' with a transform, a decoder or a collate_fn: what is made on the host goes through pinned "
                              "memory; 'bounce', or 'auto'")
         self._device_copy = "bounce" if prepares and device_copy == "auto" else device_copy
-        # What a collate_fn makes of a slot is another memory: no need to pin the slot.
+        # A collate_fn's result is in other memory: no need to pin the slot.
         with _device.asked_for(device, pin_memory):
             delivery = _device.Delivery(*(memory if prepares and collate_fn is None else (_device.HOST, 0)))
         work = Work(columns, transform, seed)
@@ -233,7 +233,7 @@ class Loader(Iterable[Any]):
         super().__setattr__(name, value)
 
     def __getitem__(self, which: object) -> NoReturn:
-        """What a DataLoader around a loader would ask for."""
+        """Called by a DataLoader around a loader: an error."""
         raise TypeError("a leat.Loader is iterated, and stands where a DataLoader stood: for batch in loader. Its samples are loader.ws[i]; "
                         "to keep the DataLoader, give it the set: DataLoader(ws, batch_size, sampler=leat.Sampler(ws, batch_size))")
 
@@ -246,7 +246,7 @@ class Loader(Iterable[Any]):
         self._config.generation = _leat.generation()
 
     def _steps(self, start: int) -> plan.Steps:
-        """Those of the epoch, from a position on."""
+        """The steps of the epoch, from a position on."""
         if self._batch_sampler is not None:
             return self._cut(start)
         return plan.Steps(self._plan(), start, self.batch_size, self._config.group, self._config.groups, self.drop_last)
@@ -262,7 +262,7 @@ class Loader(Iterable[Any]):
         return self._plan_of_sampler(source, max(plan.HEAD, self.global_batch, told))
 
     def _begin_sampler(self, source: Any) -> int:
-        """For the epoch. How many numbers, or batches, it says that it has; 0: it does not say."""
+        """Sets the sampler's epoch. Returns its length in numbers or batches; 0: unknown."""
         inner: Any = source if hasattr(source, "set_epoch") else getattr(source, "sampler", None)  # of torch's BatchSampler
         if hasattr(inner, "set_epoch"):
             inner.set_epoch(self._course.epoch)
@@ -302,7 +302,7 @@ class Loader(Iterable[Any]):
         return plan.Stream(ids, itertools.chain(more, numbers), check, 2 * max(plan.HEAD, 8 * self.global_batch))
 
     def _numbers(self, what: str, given: Iterable[int]) -> Ids:
-        """What a sampler yields, checked."""
+        """The numbers of a sampler, checked."""
         ids = np.fromiter(map(operator.index, given), np.int64)
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.ws):
             wrong = ids.min() if ids.min() < 0 else ids.max()
@@ -310,7 +310,7 @@ class Loader(Iterable[Any]):
         return ids.astype(np.uint64)
 
     def _state_of_sampler(self) -> Any:
-        """As it was when the epoch that a state speaks of began: so that it yields that epoch again. None: it has none."""
+        """The sampler's state at the begin of the loader state's epoch, so that it yields that epoch again. None: it has none."""
         source = self._given
         if not hasattr(source, "state_dict") or isinstance(source, Sampler):
             return None
@@ -318,11 +318,11 @@ class Loader(Iterable[Any]):
 
     @property
     def _given(self) -> Any:
-        """What the order comes from, unless it is the source's own."""
+        """The argument that sets the order; None: the source does."""
         return self._sampler if self._sampler is not None else self._batch_sampler
 
     def _warn_of_sampler(self) -> None:
-        """A state is taken or loaded: whether the sampler will yield this epoch again, is not known if it draws by chance."""
+        """At a state's taking or loading: warns of a sampler that may not yield this epoch again."""
         source = self._given
         inner = getattr(source, "sampler", source)  # of torch's BatchSampler
         if source is None or isinstance(inner, (Sequence, np.ndarray)) or type(inner).__name__ == "SequentialSampler":
@@ -420,12 +420,12 @@ class Loader(Iterable[Any]):
 
     @property
     def batch_sampler(self) -> None:
-        """None: Lightning reads it of what has a `sampler`."""
+        """None: Lightning reads it from objects with a `sampler`."""
         return None
 
     @property
     def epoch(self) -> int:
-        """Of the pass that is under way, or of the next one when none is; epochs count from 0."""
+        """The epoch of the current pass, or of the next one if there is none; epochs count from 0."""
         return self._course.epoch
 
     # --- state ---

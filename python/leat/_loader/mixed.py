@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw batches out of several sets. `MixedRaw` puts whole columns together out of slots. Where windows over recordings are among the sets,
-`LazyMixed` reads a value when it is asked for, by the worker that prepares its sample: a window that cannot be read fails alone.
+"""Raw batches out of several sets. `MixedRaw` puts whole columns together out of slots. If some sets are windows over recordings,
+`LazyMixed` reads a value on demand, in the worker that prepares its sample: a window that cannot be read fails alone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Parts:
 
 
 class MixedRaw(Parts):
-    """A raw batch out of several sets, for those who work on raw batches: columns are put together when they are asked for."""
+    """A raw batch out of several sets: columns are put together on demand."""
 
     def __init__(self, ids: Array, parts: Sequence[tuple[Array, Batch]]) -> None:
         super().__init__(ids, parts)
@@ -92,7 +92,7 @@ class MixedRaw(Parts):
 
 
 class LazyMixed(Parts):
-    """Values are read when they are asked for."""
+    """Values are read on demand."""
 
     def __init__(self, ids: Array, parts: Sequence[tuple[Array, Part]]) -> None:
         super().__init__(ids, parts)
@@ -122,7 +122,7 @@ class _Column:
 
 
 class _RaggedColumn(Ragged):
-    """As `values_of` tells bytes from arrays."""
+    """Marks bytes for `values_of`, which distinguishes them from arrays."""
 
     __slots__ = ("_of",)
 

@@ -37,10 +37,10 @@ WEIGHT_BITS = 24
 class Mixture:
     """Several working sets as one for `leat.Loader`, with samples of each in proportion to its weight: not by chance, but spread as evenly as
     can be, in every batch. Each set has its own shuffled order and goes through its own epochs: all of its samples come once before
-    any comes twice, whatever the epochs of the mixture. What stands in a step depends on seed, epoch and position alone, as for one set.
+    any comes twice, whatever the epochs of the mixture. The samples of a step depend on seed, epoch and position alone, as for one set.
 
     parts    (set, weight) for each: a working set, or what `leat.open` takes; weights need not add up to 1. (set, weight,
-             {"image": "jpg"}) says which of its fields are meant under which names
+             {"image": "jpg"}) chooses and names its fields
     length   samples of an epoch; all that the sets have together
 
     The sets must agree in dtype and shape of the fields that are used. `batch.source` says which set each sample of a batch is of, and
@@ -102,7 +102,7 @@ class Mixture:
         return "; ".join(f"{name!r}: {why}" for name, why in self._differ.items())
 
     def _check_whole(self) -> None:
-        """ValueError, if some set has a field that others have not, or another way: then it must be said which are wanted."""
+        """ValueError if fields differ between the sets: the caller must then choose."""
         if self._differ:
             raise ValueError(f"the sets of the mixture differ: {self._why()}. Choose with fields=, or rename in the mixture: "
                              "(set, weight, {name: field})")
@@ -115,7 +115,7 @@ class Mixture:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Those that all sets have alike."""
+        """The fields that all sets have alike."""
         return self._fields
 
     def field(self, name: str) -> Field:
@@ -132,7 +132,7 @@ class Mixture:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a loader's state has of it: enough to say what stood in any step."""
+        """Its part of a loader's state: enough to name the samples of any step."""
         return {"weights": list(self.weights), "lengths": [len(ws) for ws in self.sets],
                 "fingerprints": [ws.fingerprint for ws in self.sets]}
 
@@ -178,8 +178,8 @@ class Mixture:
         return index
 
     def __getitem__(self, which: SupportsIndex) -> Any:
-        """A private copy of one sample, as `WorkingSet` gives it, under the mixture's names. Numbers are what `leat.Sampler` gives: those
-        of the samples of all sets, one set after another, whatever `len` is."""
+        """A private copy of one sample, as `WorkingSet` gives it, under the mixture's names. Numbers are those of `leat.Sampler`:
+        they count the samples of all sets, one set after another, whatever `len` is."""
         return self.__getitems__([which])[0]
 
     def __getitems__(self, ids: Sequence[SupportsIndex]) -> list[Any]:
@@ -225,7 +225,7 @@ def split(offsets: Array, ids: Array) -> tuple[npt.NDArray[np.int64], npt.NDArra
 
 
 def check_mixture(state: Any) -> None:
-    """ValueError unless it is None, or what `Mixture.state` makes."""
+    """ValueError unless it is None, or of the form of `Mixture.state`."""
     if state is None:
         return
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `leat.Loader` gives: batches that lie in the ring, batches that were prepared, and ways to put values together."""
+"""The batches of a `leat.Loader`: those in the ring, prepared ones, and functions that put values together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Tensors:
-    """What batches of a loader have for torch."""
+    """Methods of a loader's batches for torch."""
 
     __slots__ = ()
 
@@ -41,11 +41,11 @@ class Tensors:
         self._valid = _mask(mask, len(self))  # type: ignore[arg-type]
 
     def torch(self) -> dict[str, Any]:
-        """The arrays as torch tensors over the same memory, where it is; what has no array is left as it is."""
+        """The arrays as torch tensors over the same memory, in place; other values are left as they are."""
         return _tensors(self)
 
     def to(self, device: Any = None, non_blocking: bool = False) -> dict[str, Any]:
-        """`torch()` on a device, as Accelerate and Lightning call it. What is there already is not copied."""
+        """`torch()` on a device, as Accelerate and Lightning call it. Tensors that are there already are not copied."""
         tensors = self.torch()
         return tensors if device is None else {name: each(value, lambda leaf: _moved(leaf, device, non_blocking)) for name, value in tensors.items()}
 
@@ -126,7 +126,7 @@ def _taken(value: Any, rows: npt.NDArray[np.bool_]) -> Any:
 
 class PreparedBatch(Tensors, Named):
     """A batch of a loader that decodes or transforms: arrays over an output slot where values have one shape, `Ragged` where
-    they are arrays of several, lists of whatever else they are.
+    they are arrays of several, lists of other values.
 
     The slot is written again when the batch was released or collected and no array over it is left.
     """
@@ -196,7 +196,7 @@ class PreparedBatch(Tensors, Named):
         self._values, self._lease = {}, None
 
     def record_stream(self, stream: object) -> None:
-        """For batches in pinned or GPU memory: the slot is written again only after what is on `stream` (a stream of torch or
+        """For batches in pinned or GPU memory: the slot is written again only after the work that is on `stream` (a stream of torch or
         CuPy, or its address) when the batch and the last array over it go. Without it that is the default stream."""
         if self._lease is None:
             raise ValueError("the batch was released")
@@ -278,7 +278,7 @@ def _is_array(value: Any) -> bool:
 
 
 def pad_collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A collate_fn: stacks arrays (and tensors, as arrays), padded at the ends to the largest shape of the batch; lists of whatever else there is.
+    """A collate_fn: stacks arrays (and tensors, as arrays), padded at the ends to the largest shape of the batch; other values become lists.
     Of no samples it makes {}; in a Loader, arrays of no rows and empty lists under the names that samples have.
 
     >>> pad_collate([{"x": np.array([1, 2]), "t": "a"}, {"x": np.array([3]), "t": "b"}])["x"].tolist()
@@ -293,7 +293,7 @@ def pad_collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def pad_known(work: Work, samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """`pad_collate` of a loader that knows what samples look like: also where a rank has none."""
+    """`pad_collate` of a loader that knows the form of samples: also for a rank that has none."""
     if samples:
         return pad_collate(samples)
     made: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loader reports its progress to the daemon, about once a second, for `leat top` and `leat status`.
 
-Never waits and never raises: what the daemon does not take now stands in the next report, and a daemon that is gone is the next batch's matter.
+Never waits and never raises: the next report has what the daemon did not take now, and the next batch reports a lost daemon.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Reporter:
         self._looks = _LOOKS
 
     def _look(self, socket: str) -> None:
-        """Ranks that draw for themselves, from samplers or seeds of their own, overlap: what one takes, another one may take as well. A thread's, by a
-        connection of its own: the daemon may take its time, and reports are not to wait for it."""
+        """Warns of ranks with different orders, which read overlapping samples. Runs in a thread with a connection of its own, so that
+        reports need not wait for the daemon's answer."""
         try:
             client = Client(socket, None, 0, 0, NO_START)
             try:

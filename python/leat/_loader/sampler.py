@@ -21,7 +21,7 @@ STATE_VERSION = 1
 
 @dataclass
 class _Pass:
-    """One time through an epoch. It outlives the asking: DataLoader asks for all of it while the loop is still in the middle."""
+    """One time through an epoch. DataLoader draws all of it while the loop is still in the middle."""
 
     epoch: int
     first: int
@@ -85,7 +85,7 @@ class Sampler:
             self._epoch = epoch + 1
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Where it is: behind `batches` batches of the pass that began last, or behind what was asked of it."""
+        """Its position: after `batches` batches of the last pass, or after the samples drawn from it."""
         epoch, samples = self._epoch, self._start
         if self._pass is not None:
             steps = self._pass.given // self.batch_size if batches is None else batches

@@ -31,14 +31,14 @@ class Lease:
         return array if isinstance(dtype, str) else array.view(dtype)
 
     def value(self, name: str, n: int) -> Array | CudaArray:
-        """The values where the user wants them."""
+        """The values on the user's device."""
         return self.array(name, n)
 
     def send(self, n: int) -> None:
-        """What is written is on its way to where the user wants it."""
+        """Starts the copy of the written values to the user's device."""
 
     def deliver(self, n: int, timeout: float | None) -> None:
-        """It is there when this returns, and the slot the user's."""
+        """Waits until the copy is done; the slot is then the user's."""
 
     def record_stream(self, stream: int) -> None:
         raise ValueError("a batch in host memory has no CUDA stream: device='cuda', or pin_memory=True")
@@ -96,7 +96,7 @@ class Slots:
         return self._whole[at : at + 8 * self.batch_size].view(np.uint64)
 
     def outs(self, slot: int) -> dict[str, Array]:
-        """Arrays to write to, for those who know what they are doing: they are no lease."""
+        """Arrays to write to. They are no lease: the caller must own the slot."""
         found = {}
         for name, (offset, dtype, shape) in self.places.items():
             at = self.start(slot) + offset

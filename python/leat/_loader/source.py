@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `leat.Loader` reads, as a `Source`: one set or windows over recordings (here), or a mixture of sets (mixture.py).
+"""The input of a `leat.Loader`, as a `Source`: one set or windows over recordings (here), or a mixture of sets (mixture.py).
 
 Happy path: a pass asks its source for the plan of the epoch, then for an iterator over raw batches: of all that is left, where the library
 itself knows the order (`iterate`), else of some steps at a time (`open`).
@@ -75,7 +75,7 @@ class Source(Protocol):
         return 1
 
     def open(self, steps: Sequence[Array], ahead: int, block: int) -> RawIter:
-        """Batches of the samples of these steps, of which `ahead` may be read before they are asked for."""
+        """Batches of the samples of these steps; up to `ahead` of them are read ahead."""
         raise NotImplementedError
 
     def batch(self, found: Any) -> Any:
@@ -87,11 +87,11 @@ class Source(Protocol):
         raise NotImplementedError
 
     def reader(self, batch_size: int, block: int = 0) -> Reader:
-        """For batches of at most so many samples. `block`: of the order of a streamed set, which is read in whole ones."""
+        """For batches of at most that many samples. `block`: of the order of a streamed set, which is read in whole blocks."""
         raise NotImplementedError
 
     def bad_sample(self, index: int, position: int, cause: BaseException, of: str = "") -> BadSample:
-        """The error that names a sample by key, file and offset; `of` says more about the set."""
+        """The error that names a sample by key, file and offset; `of` names the set."""
         ws, index, where = self.ws, index & ID_MASK, None
         key = ws.key(index)
         for column in self.columns:
@@ -161,7 +161,7 @@ class _SetReader:
 
 
 class RecordingSource(Source):
-    """Windows over recordings: nothing is read ahead, each value is copied out of its recording by the worker that asks for it."""
+    """Windows over recordings: nothing is read ahead; the requesting worker copies each value out of its recording."""
 
     prepares, pictures = True, False
 

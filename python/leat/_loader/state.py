@@ -121,8 +121,8 @@ def load(loader: Loader, state: Mapping[str, Any]) -> None:
 
 def replay(state: Mapping[str, Any], step: int, rank: int | None = None, world_size: int | None = None,
            batch_size: int | None = None, epoch: int | None = None) -> Array:
-    """Which samples stood in step `step`, counted from the start of the epoch of a loader's state (or of `epoch`) through all
-    restarts: of one rank, or of all. Padding is left out. Of a mixture: rows of (number of the set, number in it). What the state does not know is taken from `world_size` and `batch_size`; both given,
+    """The samples of step `step`, counted from the start of the epoch of a loader's state (or of `epoch`) through all
+    restarts: of one rank, or of all. Padding is left out. Of a mixture: rows of (number of the set, number in it). `world_size` and `batch_size` supply what the state lacks; if both are given,
     all steps of the epoch were of that size.
 
     >>> loader = leat.Loader(ws, 2, seed=3)

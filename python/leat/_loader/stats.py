@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `Loader.stats` says: counts, waits, and a verdict on the last batches: what bounds the loop, and what would help."""
+"""The figures of `Loader.stats`: counts, waits, and a verdict on the last batches with advice."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def by_source() -> tuple[int, int, int]:
 
 
 def delivery(config: Config) -> dict[str, Any]:
-    """How batches come to where they are: "host"; "pinned"; "bounce", through pinned memory to a GPU; "direct"; the bytes that came so, in
+    """How batches come to their memory: "host"; "pinned"; "bounce", through pinned memory to a GPU; "direct"; the bytes that came so, in
     the latter three; and the fields that stay in host memory all the same."""
     so_far = config.delivery
     ring = config.source.ring
@@ -74,7 +74,7 @@ def delivery(config: Config) -> dict[str, Any]:
 
 
 def judge(config: Config, recent: list[One]) -> tuple[str, str]:
-    """(verdict, advice). The first batch of the window only begins it: it waited for what had no time to be read ahead."""
+    """(verdict, advice). The first batch of the window does not count: there was no time to read it ahead."""
     if len(recent) < 3:
         return "unknown", "let it run for some batches"
     wait = sum(one[0] for one in recent[1:])

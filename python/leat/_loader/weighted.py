@@ -107,7 +107,7 @@ class WeightedSampler:
             yield from self._at(np.arange(first, min(first + _CHUNK, self.num_samples)), epoch).tolist()
 
     def _at(self, places: npt.NDArray[np.int64], epoch: int) -> npt.NDArray[np.uint64]:
-        """What is drawn at these positions of an epoch."""
+        """The samples drawn at these positions of an epoch."""
         key = mix(mix(self._seed) + epoch & _M64)
         if self._sums is not None:
             found = np.searchsorted(self._sums, (1.0 - _uniform(key, places)) * self._sums[-1], side="right")
@@ -125,7 +125,7 @@ class WeightedSampler:
             raise ValueError(f"sampler: {self._count} weights for a set of {samples} samples")
 
     def state_dict(self) -> dict[str, Any]:
-        """What the draws depend on besides the epoch. A loader puts it into its own state."""
+        """The parameters of the draws besides the epoch. A loader puts them into its own state."""
         return {"seed": self._seed, "num_samples": self.num_samples, "replacement": self.replacement, "weights": self._digest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -57,7 +57,7 @@ def make_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
 
 
 class Work:
-    """What is done with a sample. Pickles, if the transform does."""
+    """The work on a sample. Pickles, if the transform does."""
 
     def __init__(self, columns: Sequence[Column], transform: Transforms | None, seed: int) -> None:
         preps, self.transform = split(transform, columns)
@@ -675,7 +675,7 @@ def _read_and_run(work: Work, reader: Reader, lo: int, hi: int, ids: Array, epoc
 
 
 def in_thread(make: Callable[[], Any], index: int, timeout: float | None) -> Any:
-    """What `make` makes of sample `index`, or raises."""
+    """The result of `make` for sample `index`, or its error."""
     found: list[Any] = []
     failed: list[BaseException] = []
 

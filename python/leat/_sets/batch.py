@@ -109,7 +109,7 @@ class OwnMemory:
 
 
 class Named:
-    """What all kinds of batches have: a Mapping of names to values, which `with` releases. `len(batch)` all the same is that of its samples."""
+    """Common to all batches: a Mapping of names to values, which `with` releases. But `len(batch)` is the number of its samples."""
 
     __slots__ = ()
 
@@ -199,7 +199,7 @@ class Batch(_leat.BatchBase, Named):
         return any(field.name == name for field in self._fields)
 
     def _get(self, name: str) -> Value:
-        """What `batch[name]` of BatchBase leaves to Python: errors, and what was not asked for before and is no plain array of a FastIter's."""
+        """The part of `batch[name]` that BatchBase leaves to Python: errors, and first uses of values other than a FastIter's plain arrays."""
         if self._holder.released:
             raise ValueError("the batch was released")
         value = self._values.get(name)
@@ -208,7 +208,7 @@ class Batch(_leat.BatchBase, Named):
         return value
 
     def __setitem__(self, name: str, values: Any) -> None:
-        """Writes into the slot, so that `batch[name] *= 2` does what it says."""
+        """Writes into the slot, so that `batch[name] *= 2` works."""
         target = self[name]
         if values is target:
             return
@@ -317,7 +317,7 @@ class Batch(_leat.BatchBase, Named):
         self._holder.release_after(fd)
 
     def record_stream(self, stream: object) -> None:
-        """For batches in pinned or GPU memory: the slot is filled again only after what is on `stream` (a stream of torch or
+        """For batches in pinned or GPU memory: the slot is filled again only after the work that is on `stream` (a stream of torch or
         CuPy, or its address) when the batch and the last array over it go. Without it that is the default stream."""
         self._holder.record_stream(stream_address(stream))
 
@@ -327,7 +327,7 @@ class Batch(_leat.BatchBase, Named):
 
 
 def dense_arrays(fields: Sequence[Field], n: int) -> dict[str, tuple[type, int, tuple[int, ...], np.dtype[Any]]]:
-    """What a FastIter makes the arrays of without Python: {name: (type, number of the field, shape, dtype)} of batches of `n` samples in host memory."""
+    """The descriptions from which a FastIter makes arrays without Python: {name: (type, number of the field, shape, dtype)} of batches of `n` samples in host memory."""
     return {field.name: (np.ndarray, number, (n, *field.shape), field.dtype) for number, field in enumerate(fields)
             if field.fixed_bytes and field.kind != "raw" and not field.rows}
 
@@ -431,7 +431,7 @@ def batches(ws: WorkingSet, batch_size: int, *, seed: int = 0, epoch: int = 0, s
     fields          names of the fields that are wanted: all
     device          where batches are to be: "cpu"; "pinned", page-locked for copies to a GPU; "cuda:N" or a torch.device: fields are
                     then `CudaArray`s. `leat.Unsupported` where NVIDIA's driver is missing
-    transport       what to read by: "shm", "tcp", "rdma", "shm+tcp", "shm+rdma" are required, an error where they are unavailable;
+    transport       "shm", "tcp", "rdma", "shm+tcp", "shm+rdma" are required, an error where they are unavailable;
                     "auto": shared memory on this host, RDMA where both ends have it, else TCP (`ws.stat().transport` names it).
                     None: $LEAT_TRANSPORT, else auto
     device_copy     of batches on a GPU: "bounce", through pinned memory; "direct": what other hosts send by RDMA goes straight into the

@@ -54,7 +54,7 @@ def _uri(uri: Uri) -> str:
 
 
 def filter_text(uri: Uri, pattern: str | None, extensions: Extensions | None) -> str:
-    """What stands behind a folder's path to choose among its files."""
+    """The suffix of a folder's path that chooses among its files."""
     if pattern is None and extensions is None:
         return ""
     if isinstance(uri, Mapping) or is_in_pool(_uri(uri)):
@@ -128,7 +128,7 @@ def open(uri: Uri, *, name: str | None = None, wait: bool = False, pool: int | s
               folder, as "*/left/*.png"
     extensions   of a folder: only files that end so, as "jpg,png" or (".jpg", ".png"), in any case. All class folders keep their numbers
     storage_options   of S3, as fsspec has them: endpoint_url, region, profile, key, secret, token, anon, addressing_style, verify.
-              What is not given is found where AWS's own tools look. Pickled with the set
+              Missing ones are found where AWS's own tools look. Pickled with the set
 
     >>> leat.open("labels.npy", window=4, stride=2)[1].tolist()
     [1, 1, 2, 2]
@@ -210,7 +210,7 @@ def ls(*, job: str | None = None, socket: Path | None = None) -> list[dict[str, 
 
 
 def stat(name: str, *, job: str | None = None, socket: Path | None = None) -> dict[str, Any]:
-    """What the daemon knows about one working set, by name or URI."""
+    """The daemon's facts about one working set, by name or URI."""
     found: dict[str, Any] = _query(_STAT, set_name(name), socket, job)
     return found
 

@@ -8,8 +8,8 @@ puts what it reads in a file without a name (`spool`) and pushes lengths; rank 0
 Ranks meet in the pool itself, by small sets beside NAME: `~ranks` (who is there, and rank 0's word; its keys name the attempt), `~lengths`,
 `~failed` (the first failure). They are gone when the call returns.
 
-Failure modes: a rank that fails says why in `~failed`, drops the partial set, and all ranks raise, the same class if it is one of ours; one that was killed is seen by nothing
-having come for `timeout` seconds. A job that was killed altogether leaves its sets: rank 0 of the next one drops them.
+Failure modes: a rank that fails writes the cause to `~failed` and drops the partial set, and all ranks raise, the same class if it is one of ours. A killed rank is noticed
+after `timeout` seconds without progress. A job that was killed altogether leaves its sets: rank 0 of the next one drops them.
 Invariants: sample i of the set is sample i of the dataset; a set under the user's name either grows or is whole; no more of the
 dataset is in memory than the chunks at work.
 """
@@ -56,17 +56,17 @@ def from_dataset(dataset: Any, *, name: str | None = None, version: str | None =
                  pool: int | str | None = None, job: str | None = None, socket: core.Path | None = None,
                  progress: ProgressArg = None) -> WorkingSet:
     """Reads a map-style dataset (`len(dataset)`, `dataset[i]`, or `__getitems__`) into the pool, once, and returns it as a working set:
-    for Parquet, Lance and whatever else has a reader of its own. All ranks of a job call it; each reads its share.
+    for Parquet, Lance and other formats with a reader of their own. All ranks of a job call it; each reads its share.
 
     A sample may be a value, or a dict, tuple or namedtuple of values, nested or not: ndarrays, tensors, PIL pictures, numbers, bytes, str.
-    The first samples say what the fields are: arrays of one dtype and shape become array fields; arrays of several shapes the bytes of .npy
+    The first samples define the fields: arrays of one dtype and shape become array fields; arrays of several shapes the bytes of .npy
     files (`leat.Loader(ws, fields={"x": "npy"})` decodes them); bytes and text raw fields. A later sample that is not alike is an error.
 
     name       of the set, which stays in the pool until dropped. Without it, for one rank only, the set goes with the returned object
-    version    what the dataset is a version of, say a hash of its files: the set is then called NAME@VERSION, and found instead of
+    version    the dataset's version, say a hash of its files: the set is then called NAME@VERSION, and found instead of
                made when it is there with that many samples and these fields. Without it a set of that name is an error
     fields     names of the fields that are wanted, or of the parts of a tuple; or {name: (dtype, shape), or a dtype, bytes, str, "npy", None}
-    batch      samples that are asked for at once; chosen by their size
+    batch      samples that are read at once; chosen by their size
     num_workers  threads that read. The dataset must allow it
     timeout    seconds without any progress of any rank after which the others stop
     spool      folder for samples of differing lengths on their way: on a disk, not in memory. $TMPDIR, else /var/tmp
@@ -217,7 +217,7 @@ def _bytes(block: _rows.Block) -> int:
 
 
 class _Spool:
-    """Blocks in a file without a name, first in, first out. What was read is given back to the disk."""
+    """Blocks in a file without a name, first in, first out. Blocks that were read free their disk space."""
 
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
         if folder is None:
@@ -375,7 +375,7 @@ class _Making:
     # --- meeting ---
 
     def _gather(self) -> bool:
-        """Rank 0 opens the place where ranks meet. Whether this job has left one behind."""
+        """Rank 0 creates the set where ranks meet. Returns whether an earlier attempt of this job had left one."""
         try:
             with self._open(self._ranks_name) as old:
                 self._drop(self._failed_name(old))
@@ -429,7 +429,7 @@ class _Making:
         return self._make(lengths)
 
     def _follow(self) -> WorkingSet | None:
-        """Another rank: says that it is there, and takes rank 0's word for the fields."""
+        """Another rank: announces itself, and takes the fields from rank 0."""
         deadline = _Deadline(self._timeout)
         late = f"rank 0 has not begun to make {self._full!r} within {self._timeout} s"
         while True:
@@ -457,7 +457,7 @@ class _Making:
         return None if any(column.raw for column in self._source.columns) else self._open(self._full)
 
     def _resident(self) -> int:
-        """How far the set under the user's name is, which another job may be filling; -1: there is none. _Found: it is whole."""
+        """Resident samples of the set under the user's name, which another job may be filling; -1: there is none. _Found: it is whole."""
         if self._whole():
             raise _Found
         try:
@@ -481,7 +481,7 @@ class _Making:
             self._report(2, done, total, nbytes, nbytes * total // done if done else 0)
 
     def _through(self, spool: _Spool, first: int, end: int) -> WorkingSet:
-        """By way of the spool, where lengths differ."""
+        """Through the spool, if lengths differ."""
         raw = [column for column in self._source.columns if column.raw]
         told = self._open(self._lengths_name) if self._world > 1 else None
         kept: list[Array] = []
@@ -550,7 +550,7 @@ class _Making:
     # --- failures ---
 
     def _look(self) -> None:
-        """Raises what another rank failed of."""
+        """Raises the failure of another rank."""
         now = time.monotonic()
         if now - self._looked > _LOOK_S:
             self._looked = now
@@ -621,7 +621,7 @@ def _is_told(error: BaseException) -> bool:
 
 
 def _kind_and_code(error: BaseException) -> tuple[str, str]:
-    """What other ranks raise for it: the same where it is of Leat's own classes, so that all ranks catch it alike."""
+    """The error that other ranks raise for it: of the same class if that is one of Leat's, so that all ranks catch it alike."""
     if not isinstance(error, Error):
         return Error.__name__, _ON_ANOTHER
     return next(kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind), error.code

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which samples stand in which step: pure functions of an order (or a sampler's list) and positions in it.
+"""The samples of each step: pure functions of an order (or a sampler's list) and positions in it.
 
 A plan is one epoch, and the library's `leat_plan` (leat.h): positions, padding, what is left out, orders, mixtures. What is here is for samplers,
 whose length is not known before their end.
 
-A sampler may never end. What it yields at first is drawn at once: `HEAD` numbers, or as many as it says that it has; of a batch sampler as many batches
+A sampler may never end. Its first numbers are drawn at once: `HEAD` of them, or as many as it says that it has; of a batch sampler as many batches
 as have `HEAD` numbers. If it has not ended by then, it is drawn as steps need it (`Stream`, `Cut`), and only the numbers of the last steps are kept.
 """
 
@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def stand_ins(self) -> int:
-        """Positions [0, stand_ins) are there for what cannot be read, whatever was drawn since."""
+        """Positions [0, stand_ins) stay available as stand-ins of bad samples, whatever was drawn since."""
         return self.length
 
     def reach(self, end: int) -> None:
@@ -109,7 +109,7 @@ class Plan:
 
 
 def left(numbers: Iterator[Any], skip: Ranges) -> Iterator[Any]:
-    """What is left of numbers, as they are drawn, without those in ranges.
+    """Numbers as they are drawn, without those at positions in ranges.
 
     >>> list(left(iter(range(9)), ((0, 2), (3, 4), (8, 12))))
     [2, 4, 5, 6, 7]
@@ -129,8 +129,8 @@ _Draw = TypeVar("_Draw", bound=Callable[..., Any])
 
 
 def _lasting(draw: _Draw) -> _Draw:
-    """A method that draws from a sampler. Once it failed it fails for ever: a generator that raised would seem to have ended, and what was drawn beside
-    a wrong number is lost. Only a text is kept: an error would keep the frames that it came through, and these the pass and the loop's batches."""
+    """A method that draws from a sampler. After an error it fails for ever: a generator that raised would seem to have ended, and numbers drawn beside
+    a wrong one are lost. Only a text is kept: an error would keep the frames that it came through, and these the pass and the loop's batches."""
     @functools.wraps(draw)
     def guarded(self: Any, *args: Any) -> Any:
         if self._failed:

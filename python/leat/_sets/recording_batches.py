@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of windows over recordings without a loader: `ws.read_batch(ids)` and `leat.batches(ws, ...)`.
 
-They are what a ring and an iterator are to other sets, but that a batch has memory of its own: windows are copied out of recordings, in the thread that
-asks. Nothing is read ahead, and any number of batches may be kept.
+They take the place of a ring and an iterator, but a batch has memory of its own: windows are copied out of recordings, in the requesting
+thread. Nothing is read ahead, and any number of batches may be kept.
 """
 
 from __future__ import annotations

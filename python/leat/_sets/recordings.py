@@ -35,7 +35,7 @@ from .fields import Column, Field
 from .recording_batches import WindowRing
 from .set import FieldValue, Sample, View, WorkingSet
 
-#: What a row is: a dtype, (dtype, shape of a row), or "npy".
+#: A kind of row: a dtype, (dtype, shape of a row), or "npy".
 RowsSpec = Union[str, type, "np.dtype[Any]", tuple[Any, Sequence[int]]]
 RowsArg = Union[RowsSpec, Mapping[str, RowsSpec]]
 
@@ -43,7 +43,7 @@ _COPIES, _VIEWS, _ENTRIES = 256 << 20, 256, 1 << 16
 
 
 class Rows:
-    """What the rows of a field are. Pickles."""
+    """The rows of a field: dtype and shape. Pickles."""
 
     __slots__ = ("dtype", "shape", "header")
 
@@ -75,7 +75,7 @@ def _parse(name: str, spec: RowsSpec) -> Rows:
 
 
 def _npy(key: str, data: Array) -> tuple[Rows, int]:
-    """What the rows of a .npy file are, and how many."""
+    """The kind and number of rows of a .npy file."""
     file = io.BytesIO(data[: 1 << 16].tobytes())
     try:
         version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
@@ -136,7 +136,7 @@ class _Entry:
 
 
 class _Kept:
-    """Recordings that were used last. May be used by several threads; each recording is read by one of them while others wait for it."""
+    """The recordings that were used last. For several threads; one of them reads a recording while others wait for it."""
 
     def __init__(self) -> None:
         self._begin()
@@ -332,7 +332,7 @@ class RecordingWindows(WorkingSet):
 
 
 class RawWindows:
-    """A raw batch for those who prepare samples: a value is read when it is asked for, in the thread that asks."""
+    """A raw batch for workers: a value is read on demand, in the requesting thread."""
 
     def __init__(self, ws: RecordingWindows, columns: Sequence[Column], ids: Array) -> None:
         self.ids, self._ws = ids, ws

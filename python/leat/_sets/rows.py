@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of other people's datasets as fields of a working set: what is in a sample, and how each value becomes bytes.
+"""Samples of foreign datasets as fields of a working set: the values of a sample, and their bytes.
 
 A sample is flattened to named values; the first samples say what each field is; every later one must be alike.
 
@@ -77,7 +77,7 @@ def _walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def plain(value: Any) -> Array | bytes | str:
-    """A value as what can be kept: an array, bytes or text. TypeError with the reason for others.
+    """A value in a form that can be stored: an array, bytes or text. TypeError with the reason for others.
 
     >>> plain(3), plain([1.5, 2]), plain(b"x")
     (array(3), array([1.5, 2. ]), b'x')
@@ -152,7 +152,7 @@ class Column:
         return {"bytes": "bytes", "str": "text", "npy": "an array"}[self.kind]
 
     def encode(self, value: Any) -> Array | bytes:
-        """The value as it is pushed. Unlike: it is another kind of thing than the first ones were."""
+        """The value as it is pushed. Unlike: it differs in kind from the first ones."""
         value = plain(value)
         if self.kind == "bytes" or self.kind == "str":
             if not isinstance(value, str if self.kind == "str" else bytes):
@@ -200,7 +200,7 @@ def names_of(fields: RowFields) -> list[str] | None:
 
 
 def learn(rows: Sequence[Row], fields: RowFields) -> list[Column]:
-    """What the fields are, out of the first samples."""
+    """Learns the fields from the first samples."""
     given = fields if isinstance(fields, Mapping) else {}
     columns = []
     for i, row in enumerate(rows):
@@ -229,7 +229,7 @@ def _learn(name: str, values: Sequence[Any]) -> Column:
     first = kept[0]
     if isinstance(first, (bytes, str)):
         return Column(name, "str" if isinstance(first, str) else "bytes")
-    # What differs in shape among the first keeps its shape in the bytes; what differs otherwise is an error when its turn comes.
+    # Arrays of several shapes keep their shape in the bytes; other differences are errors when the sample is encoded.
     same = all(not isinstance(value, np.ndarray) or value.shape == first.shape for value in kept)
     if same and first.size:
         return Column(name, "array", first.dtype.str, first.shape)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scans: what lies below a prefix, each object once, in the order of keys, while the list is still coming."""
+"""Scans: the objects below a prefix, each once, in the order of keys, while the list is still coming."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class ScanSample:
-    """One object of a scan. Its `data` is valid until the scan's next sample is asked for; a memoryview of it that is kept, or an array over it,
-    keeps the bytes where they are."""
+    """One object of a scan. Its `data` is valid until the scan's next step. A memoryview of it that is kept, or an array over it,
+    keeps the bytes in place."""
 
     __slots__ = ("_holder", "etag", "key", "modified")
 
@@ -71,7 +71,7 @@ class Scan:
             self._held = None
 
     def close(self) -> None:
-        """Ends it, at any sample. What is kept of data keeps the daemon's window until it is gone."""
+        """Ends it, at any sample. Views of data that are kept hold the daemon's window until they are gone."""
         self._release()
         self._handle.close()
 
@@ -88,13 +88,13 @@ class Scan:
 
 def scan(url: Path, *, after: str | None = None, window: int | str | None = None, pool: int | str | None = None, job: str | None = None,
          socket: Path | None = None, timeout: float | None = None, storage_options: Mapping[str, Any] | None = None) -> Scan:
-    """Reads what lies below a prefix of S3 once, in the order of keys, while its list is still coming: for statistics, checks and conversions. The
-    first sample does not wait for the last key, and nothing stays in the pool. What needs a shuffle, a length, ranks or a second epoch is `leat.open`.
+    """Reads the objects below a prefix of S3 once, in the order of keys, while its list is still coming: for statistics, checks and conversions. The
+    first sample does not wait for the last key, and nothing stays in the pool. For a shuffle, a length, ranks or a second epoch use `leat.open`.
 
-    url       "s3://bucket/prefix", or "store://bucket/prefix" for what this host's `leat serve` keeps. Objects come as they are, tar shards too;
+    url       "s3://bucket/prefix", or "store://bucket/prefix" for objects of this host's `leat serve`. Objects come as they are, tar shards too;
               hidden ones and marks of folders are left out. A local folder needs none of this: `leat.open`, or os.scandir
     after     only keys behind this one: `scan.last` of a scan that ended early
-    window    memory of the pool for what is fetched ahead, "256MiB": no object may be larger. 64 MiB, or half of what is free if that is less
+    window    memory of the pool for objects fetched ahead, "256MiB": no object may be larger. 64 MiB, or half of the free memory if that is less
     timeout   seconds to wait for a sample; 30
     pool, job, socket, storage_options   as those of `leat.open`
 

@@ -43,7 +43,7 @@ _COPIES = {"bounce": 0, "direct": 2, "auto": 4}
 
 @dataclass(frozen=True)
 class Rail:
-    """One of the ways by which this process reads another node."""
+    """One path by which this process reads another node."""
 
     node: str  #: its addresses, as in the list of nodes
     name: str  #: by TCP the one of them that is connected to, by RDMA the port here: "mlx5_0:1"
@@ -55,7 +55,7 @@ class Rail:
 
 @dataclass(frozen=True)
 class Stat:
-    """What is in the pool of a working set, and how what was read of it came."""
+    """The samples of a working set in the pool, and how the bytes read from it came."""
 
     samples: int
     resident_samples: int
@@ -157,7 +157,7 @@ class View(_leat.Memory):
 
 
 class Keys(Sequence[str]):
-    """The keys of a working set, looked up as they are asked for.
+    """The keys of a working set, looked up on demand.
 
     >>> files.keys()[0], "a/2.jpg" in files.keys(), list(files.keys())[-1]
     ('a/1.jpg', True, 'b/3.jpg')
@@ -266,7 +266,7 @@ class WorkingSet:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """What a sample is made of, in the order of the index: name, kind, dtype, shape of each."""
+        """The fields of a sample, in the order of the index: name, kind, dtype, shape of each."""
         return self._fields
 
     @property
@@ -522,7 +522,7 @@ class WorkingSet:
     # --- the pool ---
 
     def stat(self) -> Stat:
-        """What of it is in the pool, and how what was read of it came.
+        """The samples of it in the pool, and how the bytes read from it came.
 
         >>> ws.stat().resident_samples, sorted(ws.stat().delivered)
         (6, ['bounced', 'rdma_read', 'rdma_write', 'shm', 'streamed', 'tcp'])
