@@ -36,7 +36,7 @@ static bool env_is_true(const char *name)
     return v && *v && strcmp(v, "0") != 0 && strcmp(v, "false") != 0 && strcmp(v, "no") != 0;
 }
 
-/* What the program gave wins; `found` is taken or freed. */
+/* The program's options win; `found` is taken or freed. */
 static int pick(char **to, const char *given, char *found)
 {
     *to = found;
@@ -102,7 +102,7 @@ static int find_hear(int fd, uint8_t *buf, size_t *len)
     }
 }
 
-/* What it wrote: i32 status, then a proto_access with nothing but keys, or the message. */
+/* Its output: i32 status, then a proto_access with nothing but keys, or the message. */
 static int find_take(const uint8_t *buf, size_t len, struct proto_access *m, struct leat_error *err)
 {
     struct bytes_in in = bytes_in_of(buf, len);

@@ -261,7 +261,7 @@ int leat_read_batch(struct leat_view *view, const uint64_t *ids, unsigned n, uin
 
 /* --- single samples --------------------------------------------------------------------------------------------------------- */
 
-/* What read and hold do first: the part, and its state. Labels: *ret_label. */
+/* The first step of read and hold: the part, and its state. Labels: *ret_label. */
 static int find_part(struct leat_ws *ws, uint64_t index, unsigned field, const struct client_rpc_how *how,
                      struct index_part *ret_part, bool *ret_streamed, const uint32_t **ret_label,
                      struct leat_error *err)

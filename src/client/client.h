@@ -105,7 +105,7 @@ struct client_rpc_how {
  * too often. *poll_ns starts as 0. No lock may be held: the hook is the user's. */
 bool client_cancelled(const struct leat_client *client, const struct client_rpc_how *how, uint64_t *poll_ns);
 int client_cancelled_error(struct leat_error *err);
-/* What poll(2) may sleep of deadline_ns. */
+/* The timeout for poll(2) until deadline_ns. */
 int client_sleep_ms(const struct leat_client *client, const struct client_rpc_how *how);
 /* The same as a point in time for pthread_cond_timedwait; 0: no end. */
 uint64_t client_sleep_until(const struct leat_client *client, const struct client_rpc_how *how);
@@ -176,7 +176,8 @@ struct leat_ws;
 struct rails;
 /* Any thread. */
 void delivered(struct leat_ws *ws, enum delivery how, uint64_t bytes);
-/* What came by each path to a node since the last call, and how the paths are; over: its endpoint is about to be disconnected. */
+/* Adds the bytes of each path to a node since the last call, and the states of the paths; over: its
+ * endpoint is about to be disconnected. */
 void delivery_note(struct rails *rails, uint32_t node, bool over);
 void delivery_free(struct leat_ws *ws);
 uint64_t delivery_paths(struct leat_ws *ws); /* how many leat_ws_rail can return */
@@ -226,7 +227,7 @@ struct leat_ws {
         *path_stats; /* delivery.c's: in the order in which they were first used, as long as the set */
 };
 
-/* What the daemon, which stands in another folder, understands. Caller frees. */
+/* The URI in a form for the daemon, whose working directory differs. Caller frees. */
 int ws_absolute_uri(const char *uri, char **ret_uri, struct leat_error *err);
 /* Asks the daemon for a source: `head` (or NULL), then `open`, whose uri and access are found here.
  * Secrets are wiped once they are sent. */
@@ -293,7 +294,7 @@ int ws_brokered(struct net_reply *reply, int *ret_fd, unsigned *ret_version, str
 
 /* Endpoints 0 .. nnodes - 1 are the nodes of the region table. One thread at a time. */
 struct transport_set {
-    /* What may be used; rdma without tcp is required, with it taken where both ends have it. */
+    /* Allowed transports; rdma without tcp is required, with tcp it is used where both ends have it. */
     bool shm, tcp, rdma;
     bool put; /* RDMA: servers write, instead of our reading */
 };
@@ -337,7 +338,7 @@ int rails_register(struct rails *rails, void *addr, uint64_t bytes, struct net_m
 /* The same of a device's memory. LEAT_UNSUPPORTED: RDMA does not reach it, with the reason. */
 int rails_register_device(struct rails *rails, void *addr, uint64_t bytes, int device,
                           struct net_memory **ret_memory, struct leat_error *err);
-/* Whether what is read of a node now lands there, if it is asked to. */
+/* Whether a direct read of a node can land in the device's memory now. */
 bool rails_reach_device(const struct rails *rails, uint32_t node, const struct net_memory *memory);
 void rails_deregister(struct rails *rails, struct net_memory *memory);
 /* How long pieces of a sample are, that are asked for of other nodes, at most. */
@@ -350,7 +351,7 @@ int rails_pick(struct rails *rails, uint32_t node, uint64_t bytes, uint64_t left
 int rails_submit(struct rails *rails, uint32_t node, struct net_op *op);
 /* Completions of all remote transports, as net_ops.poll. */
 int rails_poll(struct rails *rails, struct net_event *events, unsigned max, int timeout_ms);
-/* Whether the next polls may wait for what was asked for first alone. */
+/* Whether the next polls may wait for the first request only. */
 static inline void rails_poll_in_order(struct rails *rails, bool poll_in_order)
 {
     if (rails->tcp)
@@ -571,7 +572,7 @@ int device_make_direct(struct leat_view *view, const struct leat_view_options *o
                        struct leat_error *err);
 /* A copy of this slot is under way. Under view->lock, or while the slot is in no list. */
 bool device_copying(struct view_slot *slot);
-/* After the slot was filled and checked: to where the view wants it. What NICs wrote there is checked
+/* After the slot was filled and checked: to where the view wants it. Bytes that NICs wrote there are checked
  * there: LEAT_CORRUPT, GATHER_MOVED: fill it again. */
 int device_deliver(struct leat_view *view, struct view_slot *slot, const struct client_rpc_how *how,
                    struct leat_error *err);

@@ -9,7 +9,8 @@
 #define PATH_ROOM       4096
 
 /* The job's name as part of a path, [A-Za-z0-9._-]: job, LEAT_JOB, TORCHELASTIC_RUN_ID, SLURM_JOB_ID or
- * "session-<sid>". What does not fit, or has other characters, is shortened and carries a hash of the whole. */
+ * "session-<sid>". A name that does not fit, or has other characters, is shortened and carries a hash of
+ * the whole. */
 void connect_job(const char *job, char ret_job[CONNECT_JOB_MAX + 1]);
 
 /*

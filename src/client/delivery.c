@@ -2,10 +2,11 @@
 /*
  * delivery.c: how the bytes of a set came to this process: sums by mechanism, and by each way to a node.
  *
- * Where a read is done (gather.c, stream.c, device.c) its bytes are added to its set's sums and to the process's. What came by which path
- * only its transport knows: after each batch the endpoints' totals are compared with those seen last, and the difference is added
- * to the way's, which all views of the set have in common. Failure modes: without memory for a way its bytes count for the mechanism
- * alone. Invariants: a way is never removed before its set, and nothing of it but the figures changes; `seen` belongs to the one
+ * Where a read is done (gather.c, stream.c, device.c) its bytes are added to its set's sums and to the
+ * process's. The bytes of each path only its transport knows: after each batch the endpoints' totals are
+ * compared with those seen last, and the difference is added to the way's, which all views of the set have in
+ * common. Failure modes: without memory for a way its bytes count for the mechanism alone. Invariants: a way
+ * is never removed before its set, and nothing of it but the figures changes; `seen` belongs to the one
  * endpoint that its end has now.
  */
 #include "client/client.h"

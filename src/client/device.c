@@ -192,7 +192,8 @@ static int copy_range(struct view_slot *slot, uint64_t from, uint64_t to, struct
     return rc;
 }
 
-/* What of [from, to) is not on the device yet. Reads lie in the order of fields, and of samples within them. */
+/* The part of [from, to) that is not on the device yet. Reads lie in the order of fields, and of samples
+ * within them. */
 static int copy_rest(struct view_slot *slot, uint64_t from, uint64_t to, struct copies *c,
                      struct leat_error *err)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fake_daemon.h: the least that a client needs to be tested against: one working set whose every byte is known, served from a
- * thread of the test. What it does wrong, or late, is for the test to say.
+ * fake_daemon.h: the least that a client needs to be tested against: one working set whose every byte is
+ * known, served from a thread of the test. The test chooses its errors and delays.
  *
- * The set: fields "data" (<u2, 3×10), "blob" (raw, 0 to 5,000 bytes, absent in every seventh sample) and "label".
+ * The set: fields "data" (<u2, 3×10), "blob" (raw, 0 to 5,000 bytes, absent in every seventh sample) and
+ * "label".
  */
 #ifndef CLIENT_FAKE_DAEMON_H
 #define CLIENT_FAKE_DAEMON_H
@@ -83,7 +84,7 @@ void fake_revoke(struct fake_daemon *f, bool send_event);
 void fake_hang_up(struct fake_daemon *f);
 /* The last brokered connection: the other node died. */
 void fake_node_hangs_up(struct fake_daemon *f);
-/* What part (sample, field) holds: its length; bytes come out of fake_byte. */
+/* The length of part (sample, field); its bytes come from fake_byte. */
 uint64_t fake_bytes(uint64_t sample, unsigned field, bool *ret_present);
 uint8_t fake_byte(uint64_t sample, unsigned field, uint64_t i);
 bool fake_matches(uint64_t sample, unsigned field, const void *data, uint64_t bytes);

@@ -328,7 +328,7 @@ static bool next_run(struct gather *g, struct run *run, uint64_t stage)
     return true;
 }
 
-/* What a node has left, as far as it matters for the next request by one of several rails. */
+/* The rest of a node's reads, as far as it matters for the next request by one of several rails. */
 static uint64_t left_of(const struct gather *g, uint32_t node, uint64_t enough)
 {
     uint64_t bytes = 0;

@@ -275,7 +275,7 @@ static void rails_hint(struct rails *r, uint32_t node, unsigned rail, int fd)
             }
 }
 
-/* What stat() says: how many rails the node with most of them is read by now. */
+/* For stat(): the most rails that any node is read by now. */
 static void tell_rails(struct rails *r)
 {
     static const char *const names[2][NET_PATHS_MAX + 1] = {
@@ -536,7 +536,7 @@ void rails_quiesce(struct rails *r)
         return;
     for (uint32_t i = 0; r->ends && i < r->ws->info.nnodes; i++)
         rails_disconnect(r, i);
-    /* What was torn down is quiesced by the next polls; but not for ever, should a NIC hang. */
+    /* The next polls quiesce closed endpoints; but not for ever, should a NIC hang. */
     uint64_t until = clock_now_ns() + QUIESCE_NS;
     while ((r->tcp || r->rdma) && r->unquiesced && clock_now_ns() < until)
         rails_progress(r, 1);

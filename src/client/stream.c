@@ -141,7 +141,7 @@ static int by_sample(const void *a, const void *b)
     return x->sample < y->sample ? -1 : x->sample > y->sample;
 }
 
-/* What one FETCH asks for, and how it shrinks when that is too much. */
+/* The ranges of one FETCH, which shrinks if they are too many. */
 struct portion {
     uint64_t max_bytes, block;
     uint32_t max_ranges, nranges;

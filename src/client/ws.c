@@ -197,7 +197,7 @@ void ws_unref(struct leat_ws *ws)
     free(ws);
 }
 
-/* What the daemon is asked for: it stands in another folder than we do, so paths become absolute here. */
+/* The URI to send: the daemon's working directory differs from ours, so paths become absolute here. */
 int ws_absolute_uri(const char *uri, char **ret_uri, struct leat_error *err)
 {
     if (address_of(uri) == ADDRESS_SET) {
@@ -393,7 +393,7 @@ int ws_wait(struct leat_ws *ws, const uint64_t *ids, uint32_t n, const struct cl
     return 0;
 }
 
-/* What the daemon counts in the memory that we share. */
+/* The daemon's counters in shared memory. */
 static struct leat_progress loading(const struct leat_ws *ws)
 {
     bool streamed = ws->info.flags & PROTO_WS_STREAMED; /* only what lies below pinned_end comes to stay */
