@@ -59,7 +59,8 @@ void admin_request(struct admin *admin, struct http_request *req);
 /* A handler's `refuse`, for its own targets; false: another handler's. */
 bool admin_refuse(const struct http_refusal *refusal, struct bytes_out *headers, struct bytes_out *body);
 
-/* What /v1 has, for a test to compare with its description: method and path of route i, "{name}" for what varies; false: no such. */
+/* The routes of /v1, for a test to compare with its description: method and path of route i, "{name}" for
+ * what varies; false: no such. */
 bool admin_route(unsigned i, const char **ret_method, const char **ret_path);
 
 #endif

@@ -8,7 +8,7 @@
 #include <openssl/evp.h>
 #include <stdio.h>
 
-/* What stands between <tag> and </tag>, hashed, in base64. */
+/* The text between <tag> and </tag>, hashed, in base64. */
 static int hash_of(const char *tag, char out[64])
 {
     const char *page = (const char *)admin_page_html;

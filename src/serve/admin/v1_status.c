@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* v1_status.c: all of a node in one document: its services, its disks, its cold tier, its pool. What is not there is null. */
+/* v1_status.c: all of a node in one document: its services, its disks, its cold tier, its pool. Missing
+ * parts are null. */
 #include "serve/admin/admin_internal.h"
 
 #include "base/clock.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * archive_index.c: walks an archive's headers and remembers where its members are. What it is, is seen from its bytes, not from its name.
+ * archive_index.c: walks an archive's headers and remembers where its members are. Its bytes show its kind,
+ * not its name.
  *
  * Failure modes: those of dataset/tar/walk.h and wire/archive/zip.h; a tar whose last member is cut off is LEAT_CORRUPT. Invariant: every payload lies within
  * the archive.

@@ -112,7 +112,7 @@ static void send_first(struct s3_task *v)
 
 /* --- a member ------------------------------------------------------------------------------------------------------------ */
 
-/* What members_find says, as S3 would. */
+/* The S3 error for a result of members_find. */
 static enum s3_code code_of_members(int rc)
 {
     switch (rc) {
@@ -288,7 +288,7 @@ void op_member(struct s3_task *v)
 
 /* --- a batch ------------------------------------------------------------------------------------------------------------- */
 
-/* What stands in the archive in place of an entry. NULL: out of memory. */
+/* The archive's text in place of an entry. NULL: out of memory. */
 static char *missing_text(const struct batch_entry *e, enum s3_code code, const char *message)
 {
     json_t *o = json_pack("{s:s, s:s, s:s}", "key", e->key, "code", s3_code_name(code), "message",

@@ -29,7 +29,7 @@ static bool read_md5(struct s3_task *v)
     return sum_parse(t.data, t.len, 16, v->body.md5) || s3_task_fail(v, S3_INVALID_DIGEST, NULL);
 }
 
-/* What SDKs say beside the checksum itself has to be of the same algorithm. */
+/* Other checksum headers of SDKs have to name the same algorithm. */
 static bool check_sdk_algorithm(struct s3_task *v)
 {
     struct http_text t = s3_task_header(v, "x-amz-sdk-checksum-algorithm");

@@ -155,7 +155,7 @@ uint64_t bundle_bytes(const struct bundle *b)
 
 /* --- an instalment ------------------------------------------------------------------------------------------------- */
 
-/* What the buffer has left, for the piece that is filled now. */
+/* The buffer's free room, for the piece that is filled now. */
 static size_t room(const struct bundle *b)
 {
     size_t end = BUNDLE_BUFFER_BYTES - (b->zip ? ZIP_IN : 0);
@@ -223,7 +223,7 @@ static void step_zeros(struct bundle *b, uint64_t bytes)
         next_phase(b);
 }
 
-/* What remains of the payload, or a window of it: through the buffer if it is short, else from the file. */
+/* The rest of the payload, or a window of it: through the buffer if it is short, else from the file. */
 static int step_stored(struct bundle *b, const struct part *p, struct leat_error *err)
 {
     uint64_t left = p->count - b->done, at = p->at + p->first + b->done;
@@ -250,7 +250,7 @@ static int step_stored(struct bundle *b, const struct part *p, struct leat_error
     return rc;
 }
 
-/* What comes out in front of `first` is dropped. */
+/* Output before `first` is dropped. */
 static void keep_inflated(struct bundle *b, const struct part *p, size_t made)
 {
     uint64_t from = MAX(b->zip_out, p->first), to = MIN(b->zip_out + made, p->first + p->count);

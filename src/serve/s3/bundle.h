@@ -23,7 +23,7 @@ struct tar_put;
 
 struct bundle;
 
-/* What a part is of. */
+/* The source of a part. */
 struct bundle_part {
     struct store_obj *obj;       /* a reference, which becomes the body's; NULL: `text` is all of it */
     const struct member *member; /* a member of it; NULL: the object. Copied */

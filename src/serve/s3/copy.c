@@ -143,7 +143,7 @@ static int copy_bytes(struct s3_task *v, uint64_t at, uint64_t bytes, struct lea
     return rc == 0 ? put_commit(v, err) : rc;
 }
 
-/* What the client gave it stays; parts, checksums and storage class are the copy's own. */
+/* The client's metadata stays; parts, checksums and storage class are the copy's own. */
 static void keep_meta(struct s3_task *v)
 {
     for (struct pair p = {0}; pairs_next(v->obj->meta, v->obj->meta_len, &p);)

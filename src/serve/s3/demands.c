@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a request demands by x-amz- headers beyond what its operation reads: checksums, storage classes, encryption, locks. What this server does not
- * have is refused by name; a client that relies on it learns so, and no demand is dropped.
+ * What a request demands by x-amz- headers beyond what its operation reads: checksums, storage classes,
+ * encryption, locks. Features that this server lacks are refused by name: a client that relies on one gets an
+ * error, and no demand is dropped.
  */
 #include "serve/s3/task.h"
 
@@ -95,7 +96,7 @@ static enum s3_code check_encryption(struct demand *d)
                                  "disks_encrypted = yes of [store] states it, for buckets without a remote");
 }
 
-/* What nothing here has, whatever its value, but for `fine`. */
+/* Refuses headers of missing features, with any value but `fine`. */
 static enum s3_code check_others(struct demand *d)
 {
     static const char *const fine[][2] = {{"x-amz-acl", "private"},

@@ -17,7 +17,7 @@
 
 #define STEP (8 * MIB) /* verified ahead of what is sent */
 
-/* What a request wants of an object. */
+/* The part of an object that a request wants. */
 struct wanted {
     enum s3_code code; /* S3_OK, or 304, 412, 416 ... */
     unsigned status;

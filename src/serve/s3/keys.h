@@ -54,7 +54,8 @@ const struct keys_user *keys_anonymous(const struct keys *keys);
 /* The signing key of a user for a claim's date; kept for the next time. */
 int keys_signing(struct keys *keys, const struct keys_user *user, const char date[9], const char *region,
                  struct sigv4_key *ret_key);
-/* owner: the name of the bucket's, or "" (unknown; then what the file says alone counts). What everybody may is in it. */
+/* owner: the name of the bucket's, or "" (unknown; then only the file counts). It includes the rights of
+ * [anonymous]. */
 bool keys_may(const struct keys *keys, const struct keys_user *user, const char *bucket, const char *owner,
               enum keys_right right);
 

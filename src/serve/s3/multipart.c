@@ -23,7 +23,7 @@
 
 /* --- CreateMultipartUpload ---------------------------------------------------------------------------------------------------------------- */
 
-/* What checksum the whole shall have: "leat-sum" is "CRC32 FULL_OBJECT". */
+/* The checksum that the whole object shall have: "leat-sum" is "CRC32 FULL_OBJECT". */
 static bool read_algorithm(struct s3_task *v)
 {
     struct http_text name = s3_task_demand(v, "x-amz-checksum-algorithm"),
@@ -546,7 +546,8 @@ static int put_part(void *user, const struct store_part *part)
     return 0;
 }
 
-/* A number of the query, at most `max`, which it is where it is not given. What is no number would give another page than was meant. */
+/* A number of the query, at most `max`, which it is where it is not given. Text that is no number would
+ * give a wrong page. */
 static unsigned number_of(struct s3_task *v, const char *name, unsigned without, unsigned max)
 {
     size_t len;

@@ -78,7 +78,8 @@ static struct http_text without_chunked(struct http_text t)
     return t;
 }
 
-/* The same in the query, where SDKs that make a link put it. What could be no header is refused, as it is to come back as one. */
+/* The same in the query, where SDKs that make a link put it. A value that is not valid as a header is
+ * refused, as it is returned as one. */
 static bool read_linked_meta(struct s3_task *v, size_t *user_bytes)
 {
     static const char token[] =
@@ -218,7 +219,7 @@ static void begun(struct s3_task *v)
     body_receive(v, put_commit, committed);
 }
 
-/* What the head says is read. */
+/* Reads the head. */
 static void receive(struct s3_task *v)
 {
     if (v->body.bytes > STORE_PUT_SMALL)

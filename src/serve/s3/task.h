@@ -59,7 +59,7 @@ struct s3_task {
     enum sigv4_how how;
     struct s3_task_body body;
 
-    /* What came out of it. */
+    /* Its result. */
     enum s3_code code;
     char message[256]; /* "" : the usual one */
     struct bytes_out out;
@@ -222,7 +222,7 @@ void put_class(struct s3_task *v);
 bool upload_read_part(struct s3_task *v);
 /* The algorithm of a part, or of the object to be, is not its upload's. Returns false. */
 bool sum_mismatch(struct s3_task *v, enum sum_kind actual);
-/* What checksum an object or a part has: its text, and whether it is of all bytes; SUM_NONE: none. */
+/* The checksum of an object or a part: its text, and whether it is of all bytes; SUM_NONE: none. */
 enum sum_kind sum_of_meta(const void *meta, size_t len, const char **ret_value, bool *ret_full);
 /* The checksum of this kind that the request says its body or object has. */
 struct http_text sum_demand(const struct s3_task *v, enum sum_kind kind);
