@@ -42,7 +42,8 @@ int objects_bucket_create(struct objects *o, const char *bucket, const char *own
 /* The other properties stay. STORE_PRECONDITION: another thread changed them at the same time. */
 int objects_bucket_set_owner(struct objects *o, const char *bucket, const char *owner,
                              struct leat_error *err);
-/* Its remote, as JSON (tier_bucket_set): NULL takes it away. What objects_bucket_remote gives has no secrets, and is the caller's to free. */
+/* Its remote, as JSON (tier_bucket_set): NULL takes it away. The result of objects_bucket_remote has no
+ * secrets, and is the caller's to free. */
 int objects_bucket_set_remote(struct objects *o, const char *bucket, const char *remote,
                               struct leat_error *err);
 int objects_bucket_remote(struct objects *o, const char *bucket, char **ret_remote, struct leat_error *err);

@@ -129,7 +129,7 @@ static bool more(struct body *x)
     return urgent;
 }
 
-/* What to ask for now: *ret_bytes from *ret_offset on, noted as asked for. False: nothing. */
+/* The next request: *ret_bytes from *ret_offset on, marked as requested. False: none. */
 static bool pick(struct body *x, uint64_t *ret_offset, uint64_t *ret_bytes)
 {
     struct fetch *f = x->f;
@@ -363,7 +363,7 @@ static int body_begin(struct body *x, const char *uri, struct tier_block *first,
         k->over = true;
     }
     x->asking = sum;
-    /* What came is a reader's now, unless it is all, and is to be compared. */
+    /* Received bytes are for readers now, unless the object is complete and is to be compared. */
     if (rc == 0 && first_bytes && first_bytes < f->info.bytes)
         rc = land(x, landing(x), err);
     if (rc == 0)

@@ -227,7 +227,7 @@ void fetch_move(struct fetch *f, enum fetch_state to)
     fetch_wake(f);
 }
 
-/* What is here is what there is, or all that can be had. */
+/* The cached version is current, or the only one available. */
 static void use_local(struct fetch *f)
 {
     f->obj = TAKE_PTR(f->local);
@@ -282,7 +282,7 @@ static int fetch_commit(struct fetch *f, const struct backend_stat *stat, struct
     return rc == STORE_PRECONDITION || rc == LEAT_STALE ? 0 : rc;
 }
 
-/* What it is, and its first bytes by the same request where that is due: *ret_block, or NULL. */
+/* The object's facts, and its first bytes by the same request where that is due: *ret_block, or NULL. */
 static int fetch_head(struct fetch *f, struct backend *b, const char *uri, struct backend_stat *ret_stat,
                       struct tier_block **ret_block, uint64_t *ret_bytes, struct leat_error *err)
 {

@@ -164,7 +164,8 @@ static int doubt(struct tier *t, const struct tier_bucket *b, const void *key, s
         if (rc == 0 && info.flags & STORE_DIRTY)
             is = KEY_DIRTY;
     }
-    /* What lies on a disk that has failed takes no mark. A PUT replaces it all the same; a DELETE does not come this far. */
+    /* A version on a failed disk takes no mark. A PUT replaces it all the same; a DELETE does not come
+     * this far. */
     if (rc == LEAT_NOT_FOUND || rc == STORE_NO_BUCKET || rc == STORE_UNAVAILABLE)
         return 0;
     if (rc < 0 || is != KEY_CLEAN)
@@ -177,7 +178,7 @@ static int doubt(struct tier *t, const struct tier_bucket *b, const void *key, s
     return rc == LEAT_STALE ? 0 : rc;
 }
 
-/* What the store says where a bucket's remote is not the one that was asked. */
+/* The store's code if the bucket's remote is not the one that was asked. */
 static int moved(int rc, const char *bucket, struct leat_error *err)
 {
     return rc == LEAT_STALE
@@ -282,7 +283,7 @@ static int back(struct tier *t, struct tier_bucket *b, const void *key, size_t k
     /* Looked at; what it is about may be there alone. That there is none is checked again: a writer that
      * knew of no remote holds no key. */
     c.if_match = NULL;
-    /* What the remote never takes would be dirty for ever. */
+    /* A version that the remote never takes would be dirty for ever. */
     int rc = tier_key_check(b, key, key_len, err);
     if (rc == 0)
         rc = tier_check_meta(b->name, commit->meta, commit->meta_len, err);

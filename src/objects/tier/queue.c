@@ -5,9 +5,9 @@
  * Happy path: a key that was written goes to the threads at once. One whose push failed waits in the list of
  * keys with the same pause. Each list is in the order of time, so that no thread scans waiting keys.
  * Failure modes: the queue has room for so many keys of a bucket, half of it for those that failed, and their
- * memory is charged. What has no room is dirty in the store alone, and its bucket is behind: it is looked
+ * memory is charged. Keys without room are dirty in the store alone, and their bucket is behind: it is looked
  * through, a page at a time, when there is room again; or later, if it was a failed one that went.
- * Invariants: a key is in the queue once. What is dirty is in the queue, or its bucket is behind.
+ * Invariants: a key is in the queue once. A dirty key is in the queue, or its bucket is behind.
  */
 #include "objects/tier/tier_internal.h"
 

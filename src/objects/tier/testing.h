@@ -58,7 +58,7 @@ void world_wait_pushed(void);
 /* --- in front of an S3 server, whose every key is world_big; but of "small..." its first 1,000 bytes, of "empty" none ---------------------------------------------------------------------- */
 
 extern struct web_server world_web;
-/* What it is to do, and what it was asked for. */
+/* Its script, and the requests that it got. */
 extern struct world_far {
     _Atomic unsigned heads, gets, puts, deletes; /* that it has heard */
     _Atomic unsigned version; /* of the object; a PUT makes the next one, though its bytes are not kept */

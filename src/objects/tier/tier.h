@@ -89,7 +89,8 @@ struct tier_waiter {
 
 /* An object of a bucket with a remote, open. Fields are set once tier_read_head has said 0, and stay. */
 struct tier_read {
-    /* What it is, as of an object that is here. Its bytes lie in `fd`, as far as tier_read_ready says; -1: TIER_HEAD. */
+    /* Its facts, as of a cached object. Its bytes lie in `fd`, as far as tier_read_ready says; -1:
+     * TIER_HEAD. */
     struct store_obj view;
     /* It is here, whole: the store's, with its checks (store_obj_check). NULL: it arrives, and was checked. */
     struct store_obj *obj;

@@ -34,10 +34,11 @@ int tier_remote_into(const char *props, const char *json, char **ret_props);
 /* Without what is secret. NULL: no memory. */
 char *tier_remote_shown(const char *json);
 
-/* meta ("name\0value\0") from backend_stat.headers, and back. What the remote's server says of checksums comes along. */
+/* meta ("name\0value\0") from backend_stat.headers, and back. Checksums from the remote's server come
+ * along. */
 int tier_meta_of(const struct backend_stat *stat, void **ret_meta, size_t *ret_len);
 int tier_headers_of(const void *meta, size_t meta_len, char ret_headers[BACKEND_HEADERS_MAX]);
-/* What we keep as an object's `remote`, and as its ETag. */
+/* The values stored as an object's `remote`, and as its ETag. */
 void tier_tag_of(const struct backend_stat *stat, char ret_tag[BACKEND_ETAG_MAX]);
 void tier_etag_of(const char *tag, char ret_etag[STORE_ETAG_MAX + 1]);
 
@@ -139,7 +140,7 @@ int tier_key_check(const struct tier_bucket *b, const void *key, size_t key_len,
 int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session **ret_session,
                      struct leat_error *err);
 void tier_session_put(struct tier *t, struct tier_bucket *b, struct tier_session *s);
-/* What a backend said, as our callers are to hear it. */
+/* A backend's error in the terms of our callers. */
 int tier_remote_error(const struct tier_bucket *b, int rc, struct leat_error *err);
 static inline bool tier_remote_down(int rc)
 {
@@ -176,7 +177,7 @@ int key_move(struct tier *t, const struct tier_bucket *b, const void *key, size_
 void key_moved(const struct tier_bucket *b, const void *key, size_t key_len, enum key_state from,
                enum key_state to);
 
-/* What a thread does with a key, for which others that do the same wait. */
+/* A thread's work on a key; other threads wait to do the same. */
 enum {
     KEY_LOCK_REMOTE_WRITE = 1, /* writes it at the remote: what that has may be replaced at any moment */
     KEY_LOCK_COMMIT = 2,       /* commits it here, in a bucket of mode "back" */
@@ -267,7 +268,8 @@ bool fetch_is_whole(const struct fetch *f);
 void fetch_wants(struct fetch *f, struct fetch_want *want, uint64_t offset);
 /* Something else is, or will be, stored under this key: what a fetch of it brings from here on is not kept, and what one is about to keep is waited for. */
 void fetch_supersede(struct tier *t, const struct tier_bucket *b, const void *key, size_t key_len);
-/* What is here of a key, whole and not damaged, or NULL; *ret_seq: of the version that a fetch would replace, 0: none. Negative: neither. */
+/* The cached version of a key, whole and not damaged, or NULL; *ret_seq: of the version that a fetch would
+ * replace, 0: none. Negative: neither. */
 int fetch_look(struct tier *t, const char *bucket, const void *key, size_t key_len,
                struct store_obj **ret_local, uint64_t *ret_seq, struct leat_error *err);
 
@@ -298,7 +300,7 @@ int push_key(struct tier *t, const char *bucket, const void *key, size_t key_len
 
 /* This key is dirty, and pushed in the background until it is not. */
 void push_add(struct tier *t, struct tier_bucket *b, const void *key, size_t key_len);
-/* What is dirty in this bucket is looked for, and pushed. */
+/* Finds dirty objects of this bucket, and pushes them. */
 void push_bucket(struct tier *t, const char *bucket);
 void push_stop(struct tier *t);
 void *push_timer_main(void *arg);
