@@ -81,7 +81,7 @@ struct backend_stat {
     char etag[BACKEND_ETAG_MAX];
     int64_t modified;
     struct s3_crc crc; /* of the whole object, where its server keeps one */
-    /* What was stored with it: "name:value\n" each, names in lower case. Those that do not fit are left out. */
+    /* Its metadata: "name:value\n" each, names in lower case. Those that do not fit are left out. */
     char headers[BACKEND_HEADERS_MAX];
 };
 /* Of these: content-type, -encoding, -language, -disposition, cache-control, expires, and x-amz-meta-... */
@@ -157,7 +157,7 @@ uint64_t backend_session_bytes(unsigned connections);
 #define BACKEND_LIST_BYTES (18 * MIB) /* of a list on S3, with pages of the usual size */
 /* Reads no credentials and makes no connection yet. LEAT_INVALID: a setting. */
 int backend_new(const struct backend_config *config, struct backend **ret_backend, struct leat_error *err);
-/* What is under way ends with -ECANCELED. NULL is fine. */
+/* Operations under way end with -ECANCELED. NULL is fine. */
 void backend_free(struct backend *b);
 
 /*

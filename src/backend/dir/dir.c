@@ -235,7 +235,7 @@ static int dir_open(struct backend *base, const char *uri, const char *etag, uin
     return 0;
 }
 
-/* What was read is of the version that was opened, if the file is as it was. */
+/* The bytes read are of the opened version if the file is as it was. */
 static int file_check(const struct file *f, struct leat_error *err)
 {
     struct stat st;

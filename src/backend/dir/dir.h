@@ -50,7 +50,7 @@ static inline struct dir *dir_of(struct backend *b)
     return container_of(b, struct dir, base);
 }
 
-/* What follows the folder in an address: a key, or a prefix of keys. LEAT_INVALID: another folder's. */
+/* The part of an address after the folder: a key, or a prefix of keys. LEAT_INVALID: another folder's. */
 int dir_key(const struct dir *d, const char *uri, const char **ret_key, struct leat_error *err);
 /* Can it be a file's name below the root? NULL, or why not. */
 const char *dir_key_wrong(const char *key);

@@ -217,7 +217,7 @@ static void range_swallow(struct listing *l, struct range *r)
     range_free(l, next);
 }
 
-/* What a range is worth: what is left of its last page is thrown away. */
+/* The value of a range: the rest of its last page is thrown away. */
 static double range_keys(const struct listing *l)
 {
     return LIST_CUT_PAGES * (double)l->most;
@@ -313,7 +313,7 @@ static int range_page(struct listing *l, struct range *r, struct page *p)
                          l->target.shown);
     size_t n = s3_list_count(p->list);
     l->most = MAX(l->most, n);
-    /* What stands before the cut was not asked for: the seam will not hold, and nor will others. */
+    /* Keys before the cut were not requested: the seam will not hold, and nor will others. */
     if (!r->cut.last && n && r->node.prev != &l->ranges &&
         strcmp(s3_list_at(p->list, 0).key, range_of(r->node.prev)->until) <= 0)
         l->plain = true;
@@ -511,7 +511,8 @@ static int take(struct listing *l)
     }
     l->taken++;
     int rc = pump(l);
-    /* What was asked for is on its way while the objects are handed on. A timer that a callback sets fires in the next turn. */
+    /* Requested pages are on their way while the objects are handed on. A timer that a callback sets fires
+     * in the next turn. */
     for (int i = 0; i < 3 && rc == 0; i++)
         rc = MIN(loop_turn(l->b->loop, 0), 0);
     for (size_t i = 0; rc == 0 && i < s3_list_count(p->list); i++) {

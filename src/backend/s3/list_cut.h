@@ -8,7 +8,7 @@
 #define LIST_CUT_GUESSES 16u
 #define LIST_CUT_PAGES   1.9 /* pages between two guesses */
 
-/* What the pages of one stream say. Zeroed at first. */
+/* Facts from the pages of one stream. Zeroed at first. */
 struct list_cut {
     char *first, *last; /* keys of the last page; NULL: none came */
     size_t folder;      /* of `last`, the folder in which all of the page lies: so many bytes */

@@ -324,7 +324,7 @@ static int on_head(struct http_call *call, const struct http_reader *reader, con
     free(TAKE_PTR(rq->location));
     if (rq->good)
         return rq->on_head ? rq->on_head(rq, reader, buf, err) : 0;
-    /* What an error says goes to `text`. */
+    /* The body of an error goes to `text`. */
     if (http_retry_after(http_header(reader, buf, "retry-after"), time(NULL), &seconds))
         rq->retry_after_s = MIN(seconds, RETRY_MAX_S);
     struct http_text location = http_header(reader, buf, "location");
@@ -460,7 +460,8 @@ static int request_follow(struct s3_exchange *rq, struct leat_error *err)
     return 1;
 }
 
-/* What it was sent on to does not serve it (any more): back to where it was, once. True: asked there now. */
+/* The server of a redirection does not serve it (any more): back to the first one, once. True: the request
+ * is sent there. */
 static bool request_return(struct s3_exchange *rq)
 {
     struct target *t = rq->target;

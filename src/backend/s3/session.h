@@ -137,7 +137,7 @@ static inline struct s3_session *session_of(struct backend *b)
     return container_of(b, struct s3_session, base);
 }
 
-/* What an answer's head says of an object, beside its length. */
+/* Facts about an object in an answer's head, beside its length. */
 #define S3_HEADER_NAME_MAX 256u
 void s3_stat_headers(const struct http_reader *reader, const char *buf, struct backend_stat *stat);
 
