@@ -106,7 +106,7 @@ void client_enter(struct http_client *client);
 void client_leave(struct http_client *client);
 
 /* conn.c */
-/* What has come so far is to be looked at as it comes: the connection is slower than it was thought to be. */
+/* Received bytes are handled as they come: the connection is slower than expected. */
 void http_conn_hasten(struct http_conn *conn);
 /* Begins to connect to the pool's next address, whose number is in ret_address. 0 or -errno, with a message. */
 int http_conn_open(struct http_pool *pool, unsigned *ret_address, struct leat_error *err);

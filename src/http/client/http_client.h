@@ -104,7 +104,8 @@ int http_client_new(struct loop *loop, const struct http_client_config *config,
 void http_client_free(struct http_client *client);
 /* 0, or -ENOMEM, or -ECANCELED while the client ends (then done() will not run). */
 int http_call_start(struct http_client *client, struct http_call *call);
-/* What was started outside of the client's callbacks goes out now, where the loop's next turn would send it. done() may run in here. */
+/* Sends requests that were started outside of the client's callbacks now, instead of in the loop's next
+ * turn. done() may run in here. */
 void http_client_flush(struct http_client *client);
 /* done() will not be called; `text` may be freed. Harmless for a call that is over or was never started. */
 void http_call_cancel(struct http_client *client, struct http_call *call);

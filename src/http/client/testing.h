@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* testing.h: an HTTP server that follows a script, a thread a connection, over real sockets. What goes wrong in it fails the test that runs. */
+/* testing.h: an HTTP server that follows a script, a thread a connection, over real sockets. An error in
+ * it fails the test that runs. */
 #ifndef HTTP_CLIENT_TESTING_H
 #define HTTP_CLIENT_TESTING_H
 

@@ -172,7 +172,7 @@ int tls_begin(struct http_conn *conn, struct leat_error *err)
     return 0;
 }
 
-/* What to do with the answer of an OpenSSL call that is not success. */
+/* Handles the result of an OpenSSL call that did not succeed. */
 static ssize_t trouble(struct http_conn *conn, int ret, const char *doing, struct leat_error *err)
 {
     int saved = errno;

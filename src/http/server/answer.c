@@ -92,7 +92,7 @@ struct bytes_out *http_respond(struct http_request *req, unsigned status)
     return &ex->head;
 }
 
-/* What is left of the request's body when its answer goes: little enough to be read for the sake of the connection? */
+/* Is the rest of the request's body small enough to be read, so that the connection can stay? */
 static bool rest_is_short(const struct exchange *ex)
 {
     if (ex->body_ended)

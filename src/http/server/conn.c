@@ -476,7 +476,7 @@ void sconn_open(struct http_reactor *reactor, unsigned listener, int fd, bool ov
 
 /* --- deadlines ----------------------------------------------------------------------------------------------------------- */
 
-/* What the peer has sent, and what it has taken: not what lies in the kernel for it. */
+/* Bytes that the peer has sent and taken; bytes in the kernel's buffers do not count. */
 static uint64_t peer_moved(const struct http_server_conn *conn)
 {
     int queued = 0;

@@ -34,7 +34,7 @@ struct http_reactor;
 
 /* --- what a handler is --------------------------------------------------------------------------------------------------- */
 
-/* What the server says by itself, because no request got as far as the handler. */
+/* The server's own answer, where no request reached the handler. */
 struct http_refusal {
     unsigned status;     /* 400, 408, 411, 413, 417, 431, 501, 503, 505 */
     const char *message; /* a sentence for a person; plain ASCII */

@@ -272,7 +272,8 @@ static bool no_descriptor(struct http_reactor *reactor, int listen_fd)
     return !again;
 }
 
-/* What waits cannot be taken, and epoll would report it again and again, at the cost of a whole core: it is not watched until the next tick. */
+/* Waiting connections cannot be accepted, and epoll would report them continuously, at the cost of a whole
+ * core: not watched until the next tick. */
 static void rest(struct reactor_listener *l)
 {
     loop_remove(&l->source);

@@ -22,7 +22,7 @@ static bool lines_are_plain(const char *buf, size_t len)
     return true;
 }
 
-/* What a byte may stand in. A table, as each byte of each head is looked at. */
+/* The classes of a byte. A table, as each byte of each head is checked. */
 enum { IN_VALUE = 1, IN_TARGET = 2, IN_HOST = 4, IN_PATH = IN_VALUE | IN_TARGET, IN_ALL = 7 };
 /* clang-format off */
 static const uint8_t fine[256] = {

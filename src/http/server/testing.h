@@ -24,7 +24,7 @@ struct rig {
     int file;
     uint64_t file_bytes;
     char folder[64];
-    /* What was seen. */
+    /* Observations. */
     _Atomic unsigned begun, over_good, over_gone, over_cancelled, over_corrupt, lefts, works, dead_works;
     _Atomic uint64_t streamed;
     _Atomic bool release; /* workers of /late wait for it where `gated` */

@@ -112,7 +112,7 @@ int sconn_tls_begin(struct http_server_conn *conn)
     return 0;
 }
 
-/* What an answer that is no success means; `wanted` is the direction that the call would wait for. */
+/* The meaning of a result that is no success; `wanted` is the direction that the call waits for. */
 static ssize_t trouble(struct http_server_conn *conn, int ret, int wanted)
 {
     int what = SSL_get_error(conn->ssl, ret);

@@ -34,7 +34,8 @@ struct http_work {
 /* threads: 0: twice the CPUs, 4 at least and 32 at most. queue_max: of each priority, and of each party; 0: 1024. */
 int http_workers_new(unsigned threads, unsigned queue_max, struct http_workers **ret_workers,
                      struct leat_error *err);
-/* What runs is heard out, what waits is cancelled; every done is posted. After http_server_stop, before http_server_free. */
+/* Running work completes, waiting work is cancelled; every done is posted. After http_server_stop, before
+ * http_server_free. */
 void http_workers_free(struct http_workers *workers);
 /* Any thread. run and done are set, perhaps party, the rest is zero. 0, or -EAGAIN: the priority is full, or too much waits for this party (and the work the caller's as before). */
 int http_work_start(struct http_workers *workers, struct http_ref ref, enum http_priority priority,
