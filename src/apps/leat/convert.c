@@ -96,7 +96,7 @@ static bool is_foreign(const char *name)
     return false;
 }
 
-/* What becomes what. A negative code with the message set. */
+/* Chooses the form of the destination. A negative code with the message set. */
 static int decide(const struct request *request, const struct convert_list *list, struct convert_sink *sink,
                   struct leat_error *err)
 {

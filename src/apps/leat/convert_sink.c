@@ -6,8 +6,8 @@
  * before it. Times and owners are 0, so that the same input gives the same bytes. A sample's files stay in
  * one shard.
  * Failure modes: a source that is shorter than its listing said, or was written during the conversion; a full
- * disk; for arrays a file that is no .npy, or of another shape than the first. What was written so far is the
- * caller's to remove.
+ * disk; for arrays a file that is no .npy, or of another shape than the first. The
+ * caller removes a partial output.
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -150,7 +150,7 @@ static int end_shard(struct writer *w)
     return rc ? rc : close_out(w, true);
 }
 
-/* What the sample that begins at item i takes in an archive; *ret_end is the item behind it. */
+/* Bytes of the sample that begins at item i in an archive; *ret_end is the item after it. */
 static uint64_t sample_bytes(const struct convert_list *list, uint64_t i, uint64_t *ret_end)
 {
     const struct convert_item *first = &list->items[i];

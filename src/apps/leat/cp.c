@@ -2,10 +2,11 @@
 /*
  * cp.c: `leat cp`: files and folders of this machine, objects and prefixes of S3, files of web servers.
  *
- * Happy path: the source becomes objects or files, one after the other as a list or a walk brings them, and each is given to cp_get.c (it goes
- * to this machine) or cp_put.c (it goes to S3). Nothing waits for the end of a list.
- * Failure modes: what is wrong with one object is said, and the others are copied; the exit code is the first failure's. What is wrong with all of
- * them (the bucket, the credentials, the disk) ends it.
+ * Happy path: the source becomes objects or files, one after the other as a list or a walk brings them, and
+ * each is given to cp_get.c (it goes to this machine) or cp_put.c (it goes to S3). Nothing waits for the end
+ * of a list.
+ * Failure modes: a failure of one object is reported, and the others are copied; the exit code is the first
+ * failure's. A failure of all of them (the bucket, the credentials, the disk) ends it.
  */
 #include <fcntl.h>
 #include <fts.h>

@@ -179,7 +179,8 @@ void finding_number(struct finding *f, const char *key, double value)
     }
 }
 
-/* What a daemon without a configuration would take: half of what is available, or of what the control group leaves. */
+/* The pool of a daemon without a configuration: half of the memory that is available or that the control
+ * group leaves. */
 static uint64_t default_pool(const struct doctor *d)
 {
     uint64_t available = 0, limit, used;

@@ -104,7 +104,7 @@ static int set(struct cli *cli, struct serve_config *c, const char *section, con
     return ini_set(parts, section, key, value, &cli->err);
 }
 
-/* What was not said. */
+/* Defaults of options that were not given. */
 static int defaults(struct cli *cli, struct serve_config *c, bool *ret_new_keys)
 {
     int rc = 0;

@@ -5,7 +5,7 @@
 
 #include "apps/leat/cli.h"
 
-/* What moved between two looks, per second. A new reference; JSON null where there is no look before. */
+/* Rates between two documents, per second. A new reference; JSON null without an earlier document. */
 json_t *top_rates(const json_t *before, const json_t *now, double seconds);
 /* The picture, in lines of at most `width` columns, without a control character that is not a newline. `now` has "rates" in it. */
 void top_draw(FILE *out, const json_t *now, unsigned width);

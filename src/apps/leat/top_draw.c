@@ -30,7 +30,7 @@ static const char *text_at(const json_t *object, const char *key)
     return text && *text ? text : "-";
 }
 
-/* What moves: name of the rate, and where it is counted in the status. */
+/* Rates: their names, and their counters in the status. */
 static const struct {
     const char *name, *path;
 } counted[] = {

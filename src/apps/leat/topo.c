@@ -303,7 +303,7 @@ static int show(struct cli *cli, struct ask *ask, struct topo *topo)
 {
     struct topo_choice *choices = calloc(2, sizeof(*choices));
     int rc = choices ? 0 : error_set(&cli->err, -ENOMEM, "out of memory");
-    /* What this process may run on says nothing about a recorded host. */
+    /* The affinity of this process says nothing about a recorded host. */
     ask->request.cpus = ask->has_cpus ? &ask->cpus : ask->root ? &topo->online : NULL;
     for (unsigned kind = TOPO_TCP; !rc && kind <= TOPO_RDMA; kind++) {
         ask->request.kind = (enum topo_kind)kind;

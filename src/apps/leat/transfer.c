@@ -207,7 +207,7 @@ struct index_summary {
     uint64_t samples, payload_bytes, index_bytes;
 };
 
-/* What was written, read back: an index that cannot be opened again is not worth keeping. */
+/* Reads the written index back: one that cannot be opened again is not worth keeping. */
 static int index_summarise(int fd, struct index_summary *ret_summary, struct leat_error *err)
 {
     struct index index;
