@@ -187,7 +187,7 @@ class Daemon:
         return self.process.poll() is None
 
     def kill(self, sig=signal.SIGKILL):
-        """Ends it as no daemon wants to be ended. The socket's file stays: who is killed removes nothing."""
+        """Ends it as no daemon wants to be ended. The socket's file stays: a killed process removes nothing."""
         self.killed = True
         if self.running():
             self.process.send_signal(sig)
@@ -301,7 +301,7 @@ class Host:
 
     def __init__(self, monkeypatch):
         self.leat = require_built()
-        # Short, because a socket's path is; open to other users, who have tests too.
+        # Short, because a socket's path is; open to other users, which have tests too.
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="leat-t-"))
         self.folder.chmod(0o755)
         self.runtime = self.folder / "run"

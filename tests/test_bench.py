@@ -20,7 +20,7 @@ BUILD = pathlib.Path(os.environ.get("LEAT_BUILD", TOP / "build"))
 
 
 def processes_with(mark):
-    """{pid: command line} of who has `mark` in its environment."""
+    """{pid: command line} of processes with `mark` in their environment."""
     found = {}
     for entry in pathlib.Path("/proc").iterdir():
         try:
@@ -28,11 +28,11 @@ def processes_with(mark):
                 found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-    return {pid: line for pid, line in found.items() if line}  # who has ended and was not buried has none
+    return {pid: line for pid, line in found.items() if line}  # a process that ended and was not reaped has none
 
 
 def below(pid):
-    """Who descends from it: some write over their environment (Redis)."""
+    """Its descendants: some write over their environment (Redis)."""
     try:
         some = [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -103,7 +103,7 @@ def test_what_a_killed_one_left_is_put_away(killed):
         lib_host.wait_for(lambda: not is_there(left[0].split(".")[2]), message="the run does not end")
         assert run("").returncode == 0  # the next one
     assert not any(map(os.path.exists, left))
-    assert not inside or lib_host.wait_for(lambda: not is_there(inside), message="who was in a namespace is still there")
+    assert not inside or lib_host.wait_for(lambda: not is_there(inside), message="a process of a namespace is still there")
 
 
 def turns(cases):

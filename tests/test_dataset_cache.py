@@ -135,7 +135,7 @@ def test_cache_notices_what_keeps_size_and_time(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs several users")
 def test_index_of_somebody_else(tmp_path):
-    """Beside the data only those may put an index who may write there; in a folder open to all, the owner of the data."""
+    """Beside the data only users with write permission there may put an index; in a folder open to all, the owner of the data."""
     let_in(tmp_path)
     mine, folder = user(65534), tmp_path / "d"
     folder.mkdir()
@@ -152,7 +152,7 @@ def test_index_of_somebody_else(tmp_path):
     assert not place(0o755, 65534, 65534)["scanned"]  # all mine
     assert not place(0o755, 65534, 0)["scanned"]  # root's
     assert not place(0o1777, 65532, 65532)["scanned"]  # of whom the data is
-    assert not place(0o775, 65534, 65533)["scanned"]  # a colleague's, who may write there
+    assert not place(0o775, 65534, 65533)["scanned"]  # a colleague's, with write permission there
     assert place(0o1777, 65534, 65533)["scanned"]  # a stranger's
     assert place(0o777, 65532, 65533)["scanned"]
     # What a colleague wrote is held to every word of it.

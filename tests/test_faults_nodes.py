@@ -114,7 +114,7 @@ def test_stopped_node_is_noticed(nodes):
     lib_host.wait_for(lambda: "does not answer" in both[0].text(), 60)
     first.stdin.close()
     assert first.wait(30) == 0
-    # Who asks now is not held up by it.
+    # A request now is not delayed by it.
     again = reader(both[0], f"{folder}/a.npy")
     assert again.stdout.readline().strip() == "00010203"
     again.stdin.close()

@@ -703,7 +703,7 @@ def test_connections_of_one_user(strict):
 
 def test_descriptors_that_are_slow_to_close_past_a_limit(strict):
     peers = [Peer(strict.socket).greet() for _ in range(6)]
-    silent = [Peer(strict.socket) for _ in range(64)]  # all who may wait for the reason: the next is hung up on
+    silent = [Peer(strict.socket) for _ in range(64)]  # as many as may wait for the reason: the next is disconnected
     with SlowToClose(strict) as slow, Peer(strict.socket) as peer:
         peer.send(frame(HELLO, hello(), nfds=1), [slow.socket.fileno()])
         slow.passed()
@@ -851,7 +851,7 @@ def test_half_handshakes_push_each_other_out(strict):
 
 
 def test_all_of_a_cluster_connect_at_once(strict):
-    """Whole handshakes do not push each other out, however many are under way: who finds no place waits for one."""
+    """Whole handshakes do not push each other out, however many are under way: a connection without a place waits for one."""
     bodies = [hello(role=DATA, nonce=os.urandom(32)) for _ in range(60)]
     peers = [Peer(strict.address) for _ in bodies]
     for peer, body in zip(peers, bodies):

@@ -631,7 +631,7 @@ def off(host, cluster):
 
 @pytest.mark.plain
 def test_a_disk_that_is_back(leat, cluster, array, off):
-    """A set with a name that lacks samples, on two nodes: who asks for it by its name once the disk is mended has all of it, on the node that
+    """A set with a name that lacks samples, on two nodes: an open by its name once the disk is repaired has all of it, on the node that
     placed it; on the other one it stays as it is, since that one keeps it."""
     def is_whole_again(side):
         socket = cluster.daemons[side].socket

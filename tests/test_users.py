@@ -146,7 +146,7 @@ def namespace(uid):
                                         ("Bob's folder in /tmp", False), ("Bob's link in /tmp", False), ("Bob's folder in root's in /tmp", True), ("root's link", True),
                                         ("root's link to /tmp", False)])
 def test_another_users_daemon_is_refused(host, places, what, good, inside):
-    """Who makes the name where all users may make names gets no client but their own: not by a folder, not by a link."""
+    """A user that makes the name where all users may make names gets no client but their own: not by a folder, not by a link."""
     safe, in_tmp = places
     prefix = inside(ANN)
     if inside is namespace and "/tmp" in what and not good:
@@ -182,7 +182,7 @@ say(len(peer.recv(4096)))
                          given / "leatd.sock", prefix=prefix)
     said = client.finish()
     assert (said.startswith("Denied ") and f"runs as user {BOB if inside is user else 65534}" in said) == (not good), said
-    assert (trap.hear() == "0") == (not good), "nothing is sent before it is known who gets it"
+    assert (trap.hear() == "0") == (not good), "nothing is sent before the receiver is known"
 
 
 def test_a_folder_in_tmp_that_another_user_made_first_is_refused(host):
@@ -432,7 +432,7 @@ def test_a_denied_link_where_classes_stand_denies_the_set(host, daemon, target):
 
 
 def test_sizes_in_a_folder_that_may_only_be_listed(host, daemon):
-    """Who may read a folder and not search it learns names, and no sizes."""
+    """A user that may read a folder and not search it learns names, and no sizes."""
     half = host.data / "tree" / "half"
     half.mkdir(parents=True)
     (half / "1").write_bytes(b"1")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches straight into the memory of a GPU, by verbs. The GPU is tests/fakecuda's: its memory is the host's by another name, so what
-this shows is who writes where and when, not that a NIC reaches a real one. Readers are processes of their own, and the rail is lost
+this shows is which NIC writes where and when, not that a NIC reaches a real one. Readers are processes of their own, and the rail is lost
 first, as in test_lost_rail.py."""
 
 import lib_data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/v1, /metrics and health over a real server, beside the description that it gives of itself; who may do what."""
+"""/v1, /metrics and health over a real server, beside its own description; permissions."""
 
 import contextlib
 import http.client

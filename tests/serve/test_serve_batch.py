@@ -90,7 +90,7 @@ def test_members_that_cannot_be_given(filled):
                                           ("gnu.tar", "n" * 2049, 400, "InvalidArgument", "archpath"), ("empty", "x", 400, "InvalidRequest", "neither")):
         got = member(filled, key, name)
         assert (got.status, got.code) == (status, code) and text in got.xml.findtext("Message"), got
-    # who may not read the archive may not read its members
+    # no permission for the archive means none for its members
     assert member(filled, "gnu.tar", "letters", access=None).status == 403
     assert filled.request("POST", "/archives", b'[{"key":"big"}]', query=[("batch", "")], access=None).status == 403
 

@@ -228,7 +228,7 @@ def test_requests_under_way_end(start):
 
 
 def test_not_ready_while_it_ends(start):
-    """Who had connected before SIGTERM and asks within the grace period hears that this server ends, not that it is ready."""
+    """A client that connected before SIGTERM and asks within the grace period learns that this server ends, not that it is ready."""
     server = start()
     assert server.request("PUT", "/bucket").status == 200
     with begun_put(server, b"0123456789", 5) as put, contextlib.closing(socket.create_connection((server.host, server.port), 60)) as probe:

@@ -165,7 +165,7 @@ def test_permissions(server):
         assert error(server.request("GET", "/nonesuch", **maker)) == (404, "NoSuchBucket")
         assert server.request("PUT", "/made", **maker).status == 200
         assert error(server.request("PUT", "/shared-a", **maker)) == (409, "BucketAlreadyExists")
-        # Who has no key may not say how an answer is labelled.
+        # Unsigned requests may not choose the headers of an answer.
         reply = server.request("GET", "/public-a/k", query=[("response-content-type", "text/html")], **nobody)
         assert error(reply) == (400, "InvalidRequest")
         assert server.request("DELETE", "/made/k", **maker).status == 204 and server.request("DELETE", "/made", **maker).status == 204

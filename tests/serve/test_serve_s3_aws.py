@@ -218,7 +218,7 @@ def test_locks_that_are_not_wanted(server):
 
 
 def test_encryption_is_stated_where_it_is_configured(server, quick_folder):
-    """By the operator, who knows the disks. The other server of these tests says 501: test_settings_that_nobody_has."""
+    """The operator states it. The other server of these tests says 501: test_settings_that_nobody_has."""
     name = "x-amz-server-side-encryption"
     reply = server.request("PUT", "/sse", headers={name: "AES256"})
     assert error(reply) == (501, "NotImplemented") and "disks_encrypted" in reply.xml.findtext("Message")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Working sets from a daemon's own store (store://): the same as of the files that were uploaded, whatever road they took; a byte that went bad on the
-disk or in the page cache is never a sample; who may."""
+disk or in the page cache is never a sample; permissions."""
 
 import io
 import os

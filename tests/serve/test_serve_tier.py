@@ -121,7 +121,7 @@ def test_remote_dies(server, far, front):
 
 
 def test_where_the_remote_is_stays_here(server, far):
-    """Who is no administrator hears that the remote fails, refuses or is late; its address, and what it said, are in the log."""
+    """Users other than administrators learn that the remote fails, refuses or is late; its address and its answer are in the log."""
     bucket, where = "shared-a", far.url.partition("//")[2]
     reader = {"access": "LEATTESTREADER000001", "secret": "secret-of-the-reader"}
     remote = {"uri": "s3://far/hidden-folder", "endpoint": far.url, "access_key": "AK", "secret_key": "SK", "timeout_s": 1}
@@ -282,7 +282,7 @@ def test_many_names_of_metadata(server, far, front, mode, count):
 
 
 def test_upload_while_the_remote_is_down(server, far, front):
-    """Nothing is visible before it is there; until then the upload stays as it was, so that who asks again has it done."""
+    """Nothing is visible before it is there; until then the upload stays as it was, so that the same request can be sent again."""
     bucket = front()
     path, file = f"/{bucket}/k", there(far, bucket, "k", b"old")
 
