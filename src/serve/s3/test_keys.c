@@ -178,7 +178,7 @@ static void test_fresh(void **state)
     assert_int_equal(strlen(only->secret), 40);
     keys_unref(keys);
     unlink(file);
-    /* A disk that is full: the next try begins anew. */
+    /* A disk that is full: the next try begins again. */
     struct rlimit before, none;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};

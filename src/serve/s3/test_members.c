@@ -12,7 +12,7 @@
 #include "serve/s3/members.h"
 #include "wire/archive/tar_put.h"
 
-#define FRONT 4096u /* an object's own header stands in front of it */
+#define FRONT 4096u /* an object's own header precedes it */
 
 struct made {
     int fd;
