@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * objects.h: what a server may do with buckets and objects, and the one place that knows where they are: in the store of this node, or where a
- * bucket's remote is. Servers call nothing of the store or the tier. Their structs are what is passed: an object is a store_obj, one that is
- * still on its way a tier_read.
+ * objects.h: a server's operations on buckets and objects. This room alone knows where they are: in the store
+ * of this node, or at a bucket's remote. Servers call neither the store nor the tier, but use their structs:
+ * an object is a store_obj, one that is still on its way a tier_read.
  *
  * Every call is thread-safe and may block, but those marked [loop]. Codes are the store's.
  */
@@ -17,7 +17,7 @@ struct objects;
 /* Store and tier are the caller's, and outlive it. */
 int objects_new(struct store *store, struct tier *tier, struct objects **ret_objects);
 void objects_free(struct objects *o); /* NULL is fine */
-/* [loop] Which remote what is done in this bucket waits for, as a number; 0: for none. */
+/* [loop] The remote that operations in this bucket wait for, as a number; 0: none. */
 uint64_t objects_remote(const struct objects *o, const char *bucket);
 
 /* --- buckets ---------------------------------------------------------------------------------------------------------------- */
@@ -65,8 +65,9 @@ int objects_get(struct objects *o, const struct objects_key *k, struct store_obj
                 struct leat_error *err);
 
 /*
- * An object's bytes. objects_check: those of the range are compared with their checksums, and are in the page cache then; objects_checked [loop]: nothing of it is left to
- * compare; objects_read: into memory, compared. Results are those of store_obj_check and store_obj_read.
+ * An object's bytes. objects_check compares those of the range with their checksums, and leaves them in the
+ * page cache. objects_checked [loop]: all of the range was compared. objects_read: into memory, compared.
+ * Results are those of store_obj_check and store_obj_read.
  */
 int objects_check(struct objects *o, struct store_obj *obj, uint64_t offset, uint64_t bytes,
                   struct leat_error *err);
@@ -83,7 +84,8 @@ void objects_unref(struct store_obj *obj);            /* [loop]; NULL is fine */
 int objects_open(struct objects *o, const struct objects_key *k, bool head_only, struct store_obj **ret_obj,
                  struct tier_read **ret_read, struct leat_error *err);
 
-/* [loop] Is there such an object, and what is it like? As tier_read_head. *ret_obj: a reference, where it was here after all; else NULL. */
+/* [loop] The object's facts, as tier_read_head. *ret_obj: a reference, if the object was cached after all;
+ * else NULL. */
 int objects_stream_head(struct tier_read *read, struct tier_waiter *waiter, struct store_obj **ret_obj,
                         struct leat_error *err);
 /* [loop] Bytes that have come, as tier_read_ready. */
@@ -99,8 +101,9 @@ void objects_stream_close(struct tier_read *read); /* [loop]; NULL is fine */
 int objects_check_meta(const struct objects *o, const char *bucket, const void *meta, size_t meta_len,
                        struct leat_error *err);
 /*
- * A put: bytes of an object, or of a part of an upload, while they come. One thread at a time. _begin, then _room and _advance, or _write; then
- * a commit, which ends the put in any case, or _abort. Each is as store_put_begin, store_put_room ... say.
+ * A put: bytes of an object, or of a part of an upload, while they come. One thread at a time. _begin, then
+ * _room and _advance, or _write; then a commit, which ends the put in any case, or _abort. They work as
+ * store_put_begin, store_put_room ...
  */
 int objects_put_begin(struct objects *o, const struct objects_key *k, uint64_t bytes,
                       struct store_put **ret_put, struct leat_error *err);
@@ -144,7 +147,8 @@ int objects_part_commit(struct objects *o, struct store_put *put, const struct s
 int objects_part_list(struct objects *o, const struct objects_key *k, const char *id, unsigned after,
                       unsigned max, int (*part)(void *user, const struct store_part *part), void *user,
                       bool *ret_more, struct leat_error *err);
-/* Could it be completed of these parts? What objects_upload_complete would say of them; where another thread completes the upload, its end is waited for. */
+/* Could it be completed of these parts? Returns the code of objects_upload_complete; waits if another
+ * thread completes the upload. */
 int objects_upload_check(struct objects *o, const struct objects_key *k, const char *id,
                          const struct store_part *parts, unsigned n, struct leat_error *err);
 int objects_upload_complete(struct objects *o, const struct objects_key *k, const char *id,

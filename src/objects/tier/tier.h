@@ -7,7 +7,7 @@
  *                   └▶ else one fetch for all readers ─▶ a file of the store that grows ─▶ each reader follows its end ─▶ committed, clean
  *   PUT   tier_put_begin ... tier_put_commit: on the remote and here ("through"), or here and later on the remote ("back": dirty until then)
  *
- * Calls are thread-safe. They may block on disks, and where it says so on the remote; those marked [loop] do neither. Errors of the remote
+ * Calls are thread-safe. They may block on disks, and where stated on the remote; those marked [loop] do neither. Errors of the remote
  * differ from our own: TIER_DOWN, LEAT_TIMED_OUT (504), TIER_REFUSED name it, the address and the cause, and never a secret. They are for the log
  * and for administrators: users with read permission must not learn where the remote is.
  */
@@ -29,7 +29,7 @@ struct tier_config {
     struct store *store;
     struct jobs *jobs; /* gets the kinds below; NULL: none */
     struct budget
-        *budget; /* buffers of fetches, and what waits to be pushed [an budget of its own, 256 MiB] */
+        *budget; /* buffers of fetches, and what waits to be pushed [a budget of its own, 256 MiB] */
     unsigned
         fetchers; /* threads, each at one object for a reader; half of them at most for one remote [32] */
     unsigned prefetchers; /* the same for prefetches and checks [16] */
@@ -41,7 +41,7 @@ struct tier_config {
     uint64_t retry_ns;     /* a push that failed is tried again after this, then twice as much ... [1 s] */
     uint64_t retry_max_ns; /* ... this [5 min] */
 };
-/* Starts the threads, and pushes what is dirty since before. */
+/* Starts the threads, and pushes objects that are dirty from before. */
 int tier_new(const struct tier_config *config, struct tier **ret_tier, struct leat_error *err);
 /* Cancels fetches and pushes under way; their waiters get an error. For callers whose threads have to end
  * before tier_free. */
@@ -58,14 +58,14 @@ void tier_free(struct tier *t);
  *   endpoint, region, style, ca_file     as in backend_config; "https://host:port" of another store or Leat
  *   profile                              of the AWS files of the server's user; or
  *   access_key, secret_key, token        or "anonymous": true; none: as AWS's tools find them
- *   insecure                             true: certificates are not looked at
+ *   insecure                             true: certificates are not checked
  *   mode         "through" (the default): a PUT is acknowledged when it is here and there; "back": when it is here
- *   check        "never" (the default), "age", "always": is the remote asked whether what is here is still what is there?
+ *   check        "never" (the default), "age", "always": when a cached version is compared with the remote's
  *   age_s        with "age": not more often than this [60]
  *   timeout_s    of a request to the remote [30]
  *
  * tier_bucket_set checks it, keeps it in the bucket's properties beside the others, and uses it from then on; NULL takes the remote away (LEAT_BUSY
- * while something is dirty). LEAT_INVALID says what is wrong; STORE_NOT_EMPTY: it has objects that are not
+ * while something is dirty). LEAT_INVALID names the wrong setting; STORE_NOT_EMPTY: it has objects that are not
  * this remote's. The remote is not asked.
  */
 int tier_bucket_set(struct tier *t, const char *bucket, const char *remote_json, struct leat_error *err);
@@ -149,7 +149,7 @@ int tier_delete(struct tier *t, const char *bucket, const void *key, size_t key_
 /* --- lists: these wait for the remote ------------------------------------------------------------------------------------------ */
 
 enum { TIER_ELSEWHERE = 1u << 31 }; /* in store_entry.flags: only the remote has it */
-/* As store_list, over what the remote has and what it has not got yet. */
+/* As store_list, over the remote's objects and those that are not pushed yet. */
 int tier_list(struct tier *t, const char *bucket, const struct store_list_spec *spec,
               int (*entry)(void *user, const struct store_entry *entry), void *user, bool *ret_more,
               struct leat_error *err);
@@ -157,9 +157,9 @@ int tier_list(struct tier *t, const char *bucket, const struct store_list_spec *
 /* --- jobs ------------------------------------------------------------------------------------------------------------------ */
 
 enum tier_job_kind {
-    TIER_PREFETCH, /* brings what is not here; with `update` also what is newer there */
-    TIER_EVICT,    /* takes away what the remote has */
-    TIER_CHECK, /* compares what is here with what is there; with `update` brings what is newer and forgets what is gone */
+    TIER_PREFETCH, /* fetches objects that are not cached; with `update` also newer versions */
+    TIER_EVICT,    /* removes cached objects that the remote has */
+    TIER_CHECK, /* compares cached objects with the remote; with `update` fetches newer versions, forgets deleted ones */
 };
 /* What it counts beside what each job counts: there, compared to here. */
 enum { TIER_JOB_NEWER = JOB_OWN, TIER_JOB_GONE };
