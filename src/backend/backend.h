@@ -2,13 +2,13 @@
 /*
  * backend.h: remote objects: list, stat, ranged read, write. One session belongs to one thread and drives its own loop:
  * reads are submitted, any number, and the thread waits for them, or does other things between. Implementations stand beside each
- * other (ops.h): s3/ speaks to S3, what resembles it, and plain web servers; dir/ serves a folder as if it were a bucket.
+ * other (ops.h): s3/ speaks to S3, compatible services and plain web servers; dir/ serves a folder as if it were a bucket.
  *
  *   backend_submit ──▶ cut in blocks ──▶ requests, many at a time, tried again where that helps ──▶ done(read), exactly once
  *
- * What a read promises: all its bytes are those of one version of the object (its ETag is pinned by If-Match where the caller gives one, and
- * compared where not), and those that the server gave a checksum for match it. Less is an error; the destination may have been written
- * to then, and nothing is written to it after done().
+ * A read promises: all its bytes are of one version of the object (its ETag is pinned by If-Match if the caller gives one, and
+ * compared if not), and match the server's checksum where there is one. Anything less is an error; the destination may have been written
+ * by then, but not after done().
  * Failure modes: LEAT_NOT_FOUND, LEAT_DENIED, LEAT_STALE (changed), LEAT_CORRUPT, LEAT_TIMED_OUT, LEAT_PEER_GONE, LEAT_BUSY (throttled to the
  * end), LEAT_UNSUPPORTED. Messages name bucket, key, range and cause; never a secret.
  */
@@ -42,9 +42,9 @@ struct backend_config {
     unsigned tries;          /* of a block; 0: 6 */
     /* S3. NULL: from the environment and AWS's files, as its own tools do it. */
     const char *endpoint, *region, *profile, *style, *ca_file;
-    bool anonymous; /* requests are not signed */
-    bool insecure;  /* certificates are not looked at */
-    bool given;     /* what is NULL here is not looked for in the environment: it is S3's default */
+    bool anonymous; /* do not sign requests */
+    bool insecure;  /* do not check certificates */
+    bool given;     /* NULL members mean S3's defaults, not the environment */
     /*
      * Credentials: requested before the first request, when what it gave last is about to expire, and
      * (`refused`) when a server says that it has. Fills ret_credentials, which become the session's. On the
@@ -64,12 +64,12 @@ struct backend_config {
     bool stay; /* a redirection to another host is refused, not followed */
 };
 
-/* The most that a session on our own store holds: buffers, and what is noted of reads. */
+/* The most that a session on our own store holds: buffers, and records of reads. */
 #define BACKEND_STORE_BYTES (2560 * KIB)
 
 struct backend_object {
     const char *uri;  /* the whole address; valid during the callback */
-    const char *name; /* what follows the prefix that was listed */
+    const char *name; /* the part after the listed prefix */
     uint64_t bytes;
     const char *etag; /* with its quotes; "" if there is none */
     int64_t modified; /* seconds since 1970 */
@@ -89,7 +89,7 @@ bool backend_header_kept(const char *name);
 struct backend_header {
     char *name, *value;
 };
-/* The next of such lines, which it takes apart in place. False: there is none. */
+/* Splits the next such line in place. False: there is none. */
 bool backend_header_next(char **at, struct backend_header *ret_header);
 
 /* One range of one object. */
@@ -97,7 +97,7 @@ struct backend_read {
     /* in; the caller's, unchanged until done() */
     struct backend_file *file;
     uint64_t offset, bytes; /* bytes > 0, inside the object */
-    /* One of many that are under way, each of which is waited for: asked for in requests that share connections. */
+    /* One of many reads under way, each with a waiter: its requests share connections. */
     bool shared;
     void *
         dst; /* where they go; NULL: to these pieces, of as many bytes together, some of them empty perhaps */
@@ -137,7 +137,7 @@ struct backend_op {
 struct backend_stats {
     uint64_t requests, retries, throttled, bytes_in, bytes_straight, bytes_out, connections, handshakes,
         resumed;
-    /* The store's: by direct I/O, and by way of the page cache; read with what was wanted, and left behind. */
+    /* The store's: by direct I/O; through the page cache; read in addition, and dropped. */
     uint64_t bytes_direct, bytes_buffered, bytes_padding;
     uint64_t
         first_byte_ns; /* the least time from a request to the first byte of its answer; 0: not known, or no network */
@@ -147,12 +147,14 @@ struct backend_stats {
 /* Is this an address that a backend reads ("s3://", "http://", "https://", "store://")? */
 bool backend_uri(const char *uri);
 
-/* Can there be an object of this address, whether there is one or not? key: what of `uri` names it within the folder; NULL: it is S3's. LEAT_INVALID. */
+/* Can there be an object of this address, whether there is one or not? key: the part of `uri` within the
+ * folder; NULL: S3. LEAT_INVALID. */
 int backend_key_check(const char *uri, const char *key, struct leat_error *err);
 
-/* The most that a session which only reads holds beside the destinations, with so many connections (0: as in the configuration). While no read
- * is under way it is a few KiB a connection. Lists hold two pages beside it, of a MiB usually and 8 MiB at
- * most, and long ones up to 16 MiB of pages that come ahead of their turn. */
+/* The most that a reading session holds beside the destinations, with that many connections (0: the
+ * configuration's). While no read is under way it is a few KiB a connection. Lists hold two pages beside
+ * it, of a MiB usually and 8 MiB at most, and long ones up to 16 MiB of pages that come ahead of their
+ * turn. */
 uint64_t backend_session_bytes(unsigned connections);
 #define BACKEND_LIST_BYTES (18 * MIB) /* of a list on S3, with pages of the usual size */
 /* Reads no credentials and makes no connection yet. LEAT_INVALID: a setting. */
@@ -161,8 +163,10 @@ int backend_new(const struct backend_config *config, struct backend **ret_backen
 void backend_free(struct backend *b);
 
 /*
- * Every object below `uri` ("s3://bucket/prefix"), page by page, in the order of keys; `recursive` false: up to the next "/". Pages are asked for
- * ahead while `object` runs, of long lists on S3 many at a time. after: only keys greater than this one (a whole key, not what follows the prefix), or NULL. Its negative answer ends the list with it. LEAT_UNSUPPORTED for a server that has no lists.
+ * Every object below `uri` ("s3://bucket/prefix"), page by page, in the order of keys; `recursive` false: up
+ * to the next "/". Pages are requested ahead while `object` runs, for long lists on S3 many at a time. after:
+ * only keys greater than this one (a whole key, with the prefix), or NULL. A negative result of `object` ends
+ * the list with it. LEAT_UNSUPPORTED for a server that has no lists.
  */
 int backend_list(struct backend *b, const char *uri, bool recursive, const char *after,
                  int (*object)(void *user, const struct backend_object *object), void *user,
@@ -171,19 +175,21 @@ int backend_stat_object(struct backend *b, const char *uri, struct backend_stat 
                         struct leat_error *err);
 
 /*
- * What an object is, and by the same request its first bytes, up to `room` of them. whole: all of it is asked for, so that its checksum comes along
- * (ret_stat->has_...), at the price of a connection where it is longer. LEAT_UNSUPPORTED: it is, or the server does not say what is
- * needed; and LEAT_STALE of some servers, where it is empty: ask backend_stat_object.
+ * The stat of an object, and by the same request its first bytes, up to `room` of them. whole: requests all
+ * of it, so that its checksum comes along (ret_stat->has_...), at the cost of a connection if it is longer.
+ * LEAT_UNSUPPORTED: it is longer, or the server's answer lacks a fact; LEAT_STALE of some servers if it is
+ * empty: call backend_stat_object.
  */
 int backend_first(struct backend *b, const char *uri, void *dst, uint64_t room, bool whole,
                   struct backend_stat *ret_stat, uint64_t *ret_bytes, struct leat_error *err);
 
-/* A handle for reads: keeps what each request needs. etag NULL or "": the first answer pins it. bytes: of the object, if known (a read of all of it
- * is then checked against the server's checksum), else 0. */
+/* A handle for reads. etag NULL or "": the first answer pins it. bytes: of the object, if known (a read of
+ * all of it is then checked against the server's checksum), else 0. */
 int backend_open(struct backend *b, const char *uri, const char *etag, uint64_t bytes,
                  struct backend_file **ret_file, struct leat_error *err);
-/* All of it will be read through this handle, each byte once, in any order: it is compared with the server's checksum then, where there is one,
- * and the read that ends last fails with LEAT_CORRUPT if it differs. One read of all of it is compared unasked. `bytes` was known. */
+/* Declares that all of it will be read through this handle, each byte once, in any order. It is then
+ * compared with the server's checksum, where there is one; the last read fails with LEAT_CORRUPT if it
+ * differs. One read of all of it is always compared. `bytes` must be known. */
 void backend_expect_all(struct backend_file *file);
 /* The time of its last write, in seconds since 1970, from the caller's list; 0: not known. Where no ETag
  * was given that can be relied on, an answer which says another time is LEAT_STALE: handles of one object,
@@ -193,7 +199,7 @@ void backend_close(struct backend_file *file); /* no read of it is under way */
 
 /* done() does not run in here. */
 void backend_submit(struct backend *b, struct backend_read *read);
-/* Gives it up: returns when nothing touches its destination any more; done() is not called. */
+/* Cancels it: returns when nothing touches its destination any more; done() is not called. */
 void backend_cancel(struct backend *b, struct backend_read *read);
 /*
  * The same for operations, which backend_wait counts as reads. Many are under way at a time, in no order. A
@@ -206,7 +212,7 @@ void backend_op_cancel(struct backend *b, struct backend_op *op);
  * Also from inside a list's callback: pages that were asked for ahead come meanwhile. A callback that waits for something else calls it every so
  * often, also without reads, or their time runs out. */
 int backend_wait(struct backend *b, unsigned min_done, int timeout_ms);
-/* backend_wait returns early, this time or the next. Any thread; the session must not end meanwhile. */
+/* backend_wait returns early, this time or the next. Any thread; the session must not end during the call. */
 void backend_wake(struct backend *b);
 /* One range, now. Bytes that came: fewer only at the object's end. */
 int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, uint64_t bytes,
@@ -219,8 +225,8 @@ int64_t backend_pread(struct backend *b, struct backend_file *file, void *dst, u
  */
 int backend_put(struct backend *b, const char *uri, int fd, uint64_t offset, uint64_t bytes,
                 const char *headers, char ret_etag[BACKEND_ETAG_MAX], struct leat_error *err);
-/* The server copies an object of `bytes` by itself, if it is the same service for both; in parts where that is due. etag: of this version, or LEAT_STALE;
- * "" or NULL: of any. LEAT_UNSUPPORTED: it does not do that. */
+/* The server copies an object of `bytes` by itself, if both addresses are of one service; in parts where
+ * that is due. etag: this version only, else LEAT_STALE; "" or NULL: any. LEAT_UNSUPPORTED: it cannot. */
 int backend_copy(struct backend *b, const char *from, const char *etag, uint64_t bytes, const char *to,
                  struct leat_error *err);
 /* 0 if there was none, too; LEAT_NOT_FOUND from servers that report it. */
