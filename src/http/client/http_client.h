@@ -9,8 +9,8 @@
  * its own. After done(), or after http_call_cancel has returned, nothing touches the destination any more: a call whose
  * connection may still bring its bytes takes the connection with it.
  *
- * What is not here: signatures, retries of what a server refused, redirects: backend/s3 does those. A request that met a connection
- * which its peer had closed by then is sent again by itself, if it is marked as safe to repeat.
+ * Not here: signatures, retries after a server's refusal, redirects: backend/s3 does those. The client repeats a request by itself if its peer had
+ * closed the connection before, and if the request is marked as safe to repeat.
  */
 #ifndef HTTP_CLIENT_H
 #define HTTP_CLIENT_H
@@ -37,18 +37,17 @@ struct http_client_config {
     unsigned connections; /* to one origin at a time; 0: 16 */
     unsigned pipeline;    /* small calls on one connection at a time; 0: 8, 1: none */
     uint64_t connect_ns;  /* for name, connection and TLS; 0: 5 s */
-    uint64_t
-        silence_ns;   /* a connection that is waited for and brings nothing for so long is closed; 0: 20 s */
-    uint64_t keep_ns; /* an unused connection is kept; 0: 15 s */
-    const char *ca_file; /* PEM; NULL: the system's. SSL_CERT_FILE and SSL_CERT_DIR count as with OpenSSL */
-    bool insecure;       /* certificates are not looked at: only ever on a user's own demand */
+    uint64_t silence_ns;  /* a connection with calls that brings nothing for this time is closed; 0: 20 s */
+    uint64_t keep_ns;     /* an unused connection is kept; 0: 15 s */
+    const char *ca_file;  /* PEM; NULL: the system's. SSL_CERT_FILE and SSL_CERT_DIR count as with OpenSSL */
+    bool insecure;        /* do not check certificates: only on a user's demand */
     bool
         tls; /* will be spoken: a ca_file that is wrong fails http_client_new, else the first that needs it */
 };
 
 struct http_call {
     /* in; all of it stays the caller's, and stays as it is until done() */
-    const struct http_origin *origin; /* looked at by http_call_start alone */
+    const struct http_origin *origin; /* used by http_call_start only */
     const char *method;               /* as in the head: what answer to expect */
     const void *head;                 /* the request up to and with the empty line */
     size_t head_len;
@@ -59,9 +58,10 @@ struct http_call {
         small; /* its answer is expected to be small: it may share a connection with others at the same time */
     uint64_t deadline_ns; /* clock_now_ns() at which it is over; 0: none */
     /*
-     * The head of the answer is there (never an interim one): `reader` and `buf` may be asked for headers until it returns. It says where
-     * the payload goes: sets dst and dst_bytes, or sink, or neither (then it is kept in `text`, up to text_max). A negative answer ends the
-     * call with it. A body longer than dst_bytes ends it with LEAT_CORRUPT. Neither this nor `sink` cancels calls.
+     * The head of the answer is there (never an interim one): `reader` and `buf` may be read for headers
+     * until it returns. It chooses the destination: sets dst and dst_bytes, or sink, or neither (then the
+     * payload is kept in `text`, up to text_max). A negative answer ends the call with it. A body longer than
+     * dst_bytes ends it with LEAT_CORRUPT. Neither this nor `sink` cancels calls.
      */
     int (*on_head)(struct http_call *call, const struct http_reader *reader, const char *buf,
                    struct leat_error *err);
@@ -95,7 +95,8 @@ struct http_client_stats {
     unsigned open, waiting; /* now */
 };
 
-/* The most that one connection holds while a call is under way: buffers, what an error says, TLS. A page of a list is not in it. */
+/* The most that one connection holds while a call is under way: buffers, the text of an error, TLS. A page
+ * of a list does not count. */
 uint64_t http_connection_bytes(void);
 /* Of a configuration with `tls`, LEAT_NOT_FOUND, LEAT_INVALID: ca_file; -ENOMEM. */
 int http_client_new(struct loop *loop, const struct http_client_config *config,

@@ -6,13 +6,13 @@
  *   head whole ─▶ handler->request(req) ─┬─ http_send...()                          answered inside: the fast path
  *                                        ├─ http_body_stream / http_body_into ─▶ ops->data / ops->full ─▶ http_send...()
  *                                        └─ http_work_start(ref) ─▶ a thread ─▶ done() on the reactor ─▶ http_send...()
- *   sent to the last byte, or broken off ─▶ ops->over(req, rc)
+ *   sent to the last byte, or aborted ─▶ ops->over(req, rc)
  *
  * Threads: a request belongs to its reactor. Everything that takes a `struct http_request *` is called on that reactor's thread: from the
  * handler, from an op, or from an http_message that was posted to it. Other threads hold an http_ref and post. Handlers of different
- * reactors run at the same time; none may block: what may goes to http_workers (workers.h).
+ * reactors run at the same time; none may block: blocking work goes to http_workers (workers.h).
  *
- * What is refused before a handler sees it: heads over 64 KiB or 128 headers (431), no or several Hosts, what could be read in two ways
+ * Refused before a handler sees them: heads over 64 KiB or 128 headers (431); no or several Hosts; ambiguous heads
  * (Content-Length and Transfer-Encoding, two of either, folded headers, bare CR or LF, targets that are not a path) (400, closed),
  * expectations other than 100-continue (417), memory over the cap (503). See 0091.
  */
@@ -32,7 +32,7 @@ struct http_reactor;
 
 #define HTTP_BODY_UNKNOWN UINT64_MAX
 
-/* --- what a handler is --------------------------------------------------------------------------------------------------- */
+/* --- handlers ------------------------------------------------------------------------------------------------------------ */
 
 /* The server's own answer, where no request reached the handler. */
 struct http_refusal {
@@ -45,8 +45,8 @@ struct http_refusal {
 
 struct http_handler {
     /*
-     * A head is whole and good. A reactor's thread; `req` lives until ops->over. Sets req->ops and req->user if it wants callbacks for
-     * anything later. A request that is not answered inside is answered later: nothing else is needed to keep it.
+     * A head is whole and good. A reactor's thread; `req` lives until ops->over. Sets req->ops and req->user
+     * if it wants later callbacks. A request that is not answered inside stays until it is answered.
      */
     void (*request)(void *user, struct http_request *req);
     /* Puts header lines (Content-Type at least) and a body for a refusal. Any reactor's thread. NULL: plain text. */
@@ -66,9 +66,10 @@ struct http_ops {
     /* The peer closed its side before the answer. Nearly all such peers are gone: http_abort is fair. */
     void (*left)(struct http_request *req);
     /*
-     * It is over: 0: answered, and all of it is with the kernel. LEAT_PEER_GONE: the peer went, or was slower than is allowed;
-     * LEAT_CORRUPT: a body that breaks its framing, or a file that was shorter than its piece; -ECANCELED: http_abort, or the server
-     * stops. Memory and descriptors that were lent to the server are the handler's again. `req` is gone afterwards.
+     * The end. 0: answered, and all of it is with the kernel. LEAT_PEER_GONE: the peer left, or was slower
+     * than allowed; LEAT_CORRUPT: a body that breaks its framing, or a file that was shorter than its piece;
+     * -ECANCELED: http_abort, or the server stops. Memory and descriptors that were lent to the server are
+     * the handler's again. `req` is gone afterwards.
      */
     void (*over)(struct http_request *req, int rc);
 };
@@ -129,8 +130,9 @@ void http_body_into(struct http_request *req, void *buf, size_t len);
 /* --- the answer ---------------------------------------------------------------------------------------------------------- */
 
 /*
- * Begins it: the caller puts header lines (http_put_header) into what is returned, then sends. Date, Server, Content-Length,
- * Transfer-Encoding, Connection and Keep-Alive are the server's own. Called again before sending, it begins again.
+ * Begins an answer: the caller puts header lines (http_put_header) into the result, then sends. Date, Server,
+ * Content-Length, Transfer-Encoding, Connection and Keep-Alive are the server's own. Called again before
+ * sending, it begins again.
  */
 struct bytes_out *http_respond(struct http_request *req, unsigned status);
 
@@ -155,7 +157,8 @@ void http_send(struct http_request *req, uint64_t total, const struct http_piece
                bool last);
 /* The next instalment; only after `more`, or after http_send without pieces. A sum over `total`, or under it at `last`, aborts. */
 void http_send_more(struct http_request *req, const struct http_piece *pieces, unsigned npieces, bool last);
-/* Breaks it off: the connection is closed, so that a peer sees a body that is too short. over(-ECANCELED) follows. */
+/* Aborts it: the connection is closed, so that the peer sees a body that is too short. over(-ECANCELED)
+ * follows. */
 void http_abort(struct http_request *req);
 /* The connection closes behind this answer. */
 void http_close_after(struct http_request *req);
@@ -197,8 +200,7 @@ struct http_server_config {
     uint64_t head_ns;     /* for a whole head, and for a handshake [20 s] */
     uint64_t idle_ns;     /* between requests [75 s] */
     uint64_t slow_ns;     /* in so long ... [30 s] */
-    uint64_t
-        slow_bytes; /* ... a peer that is waited for sends or takes so many bytes, or is closed [32 KiB] */
+    uint64_t slow_bytes;  /* ... a peer must send or take this many bytes, or is closed [32 KiB] */
     struct http_handler handler;
     /* Reads of files that are not in the page cache go through these instead of stalling a reactor. NULL: reactors read. */
     struct http_workers *workers;
@@ -207,31 +209,31 @@ struct http_server_config {
 /* Listens and starts the reactors. LEAT_INVALID, LEAT_DENIED, LEAT_NOT_FOUND: addresses, files; -EADDRINUSE; -ENOMEM. */
 int http_server_new(const struct http_server_config *config, struct http_server **ret_server,
                     struct leat_error *err);
-/* Address i as it came out: with its port. Valid as long as the server. */
+/* The bound address i, with its port. Valid as long as the server. */
 const char *http_server_address(const struct http_server *server, unsigned i);
 /* Reads certificate and key again; connections made from now on get them. On failure the old ones stay. Any thread. */
 int http_server_reload_tls(struct http_server *server, struct leat_error *err);
 /*
  * No new connections: listening sockets are closed at once, and earlier connections are served. Idle ones
  * close; those with a request get grace_ns to end it, and learn that the connection closes; the rest is
- * broken off. Returns when no connection is left; messages still arrive. Not from a reactor's thread.
+ * aborted. Returns when no connection is left; messages still arrive. Not from a reactor's thread.
  */
 void http_server_stop(struct http_server *server, uint64_t grace_ns);
 /* It is stopping: not ready any more. Any thread. */
 bool http_server_stopping(const struct http_server *server);
-/* Stops with no grace if that was not done. Workers that post must have ended (http_workers_free) between
- * stop and free. NULL is fine. */
+/* Stops with no grace if http_server_stop was not called. Workers that post must have ended
+ * (http_workers_free) between stop and free. NULL is fine. */
 void http_server_free(struct http_server *server);
 
 struct http_server_stats {
     uint64_t accepted, handshakes, handshakes_failed, resumed; /* since the start */
     uint64_t connections, busy; /* now: all, and those with a request under way */
     uint64_t requests;
-    uint64_t answers[6]; /* by class: [2] is 2xx; [0]: broken off without one */
+    uint64_t answers[6]; /* by class: [2] is 2xx; [0]: aborted without one */
     uint64_t refused;    /* by the server itself, 4xx and 5xx */
     uint64_t overload;   /* 503 because of connections_max or memory_bytes */
     uint64_t timeouts;   /* peers that were too slow */
-    uint64_t aborted;    /* peers that went while something was under way */
+    uint64_t aborted;    /* peers that left during a request */
     uint64_t bytes_in, bytes_out;
     uint64_t memory_bytes, memory_peak_bytes;
     struct histogram latency; /* first byte of a request to last of its answer */
