@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * task.h: one request that is not answered at once, and what the operations share.
+ * task.h: one request that is not answered at once, and functions that the operations share.
  *
  *   op_*(v) on the reactor's thread ─▶ s3_task_run(v, run, then) ─▶ run(v) on a worker ─▶ then(v) on the reactor's thread ─▶ answer_*
  *
@@ -24,8 +24,8 @@ struct s3_service {
     struct http_workers *waiters; /* for remote work: a silent remote blocks only these */
     struct budget *budget;
     const struct site *site;
-    struct members *members;    /* of archives that were looked into */
-    struct budget members_room; /* what their indexes may take */
+    struct members *members;    /* indexes of archives */
+    struct budget members_room; /* memory for them */
     _Atomic unsigned pinned;    /* objects that batches hold open */
     char region[65];
     bool disks_encrypted;
@@ -126,8 +126,8 @@ void s3_task_run_remote(struct s3_task *v, enum http_priority priority, s3_task_
 /* `run` here and now. False: it failed, and v->code is set. */
 bool s3_task_try(struct s3_task *v, s3_task_fn *run);
 /*
- * What is known of its object, here or at the bucket's remote: v->info, and its meta, which stays until the task is freed. Nothing is fetched.
- * On a worker, once.
+ * The facts of its object, here or at the bucket's remote: v->info, and its meta, which stays until the task
+ * is freed. Nothing is fetched. On a worker, once.
  */
 int s3_task_look(struct s3_task *v, const void **ret_meta, size_t *ret_len, struct leat_error *err);
 /* On a worker or the service: remembers the first failure. message may be NULL. Returns false: a run that returns it has told all. */
@@ -141,11 +141,12 @@ struct bytes_out *s3_task_answer(struct s3_task *v, unsigned status);
 /* 200 and v->out as XML. */
 void s3_task_send_xml(struct s3_task *v);
 void s3_task_send_xml_dated(struct s3_task *v, const char *modified); /* with Last-Modified, unless NULL */
-/* Charges what the answer of a list takes: so many entries as the parameter says, or S3_LIST_MAX. False: there is no room; v->code is set. */
+/* Charges the memory of a list's answer, for as many entries as the parameter says, or S3_LIST_MAX. False:
+ * there is no room; v->code is set. */
 bool s3_task_charge_list(struct s3_task *v, const char *max_name);
 /* A head alone, 200 or 204. */
 void s3_task_send_empty(struct s3_task *v, unsigned status);
-/* The request's header; data NULL: none. Door's thread, before the answer. */
+/* The request's header; data NULL: none. Reactor's thread, before the answer. */
 struct http_text s3_task_header(const struct s3_task *v, const char *name);
 /* The same, or the query's parameter of that name, where SDKs that make a link put it. */
 struct http_text s3_task_demand(const struct s3_task *v, const char *name);
@@ -159,12 +160,12 @@ enum s3_code s3_task_may(struct s3_service *service, struct keys *keys, const st
  */
 bool s3_task_expected_owner(struct s3_service *service, const struct http_request *req,
                             const struct s3_call *call, const char *name, const char *bucket);
-/* Do objects of this bucket lie on disks that were stated to be encrypted, and nowhere else? */
+/* Do objects of this bucket lie only on disks that were stated to be encrypted? */
 bool service_encrypts(const struct s3_service *service, const char *bucket);
 void etag_header(struct bytes_out *headers, const char *etag);
 void s3_task_free(struct s3_task *v); /* over, and no worker has it */
 
-/* Begins an answer: with the request's id, and what keeps a browser from running an object. */
+/* Begins an answer: with the request's id, and headers that keep a browser from running an object. */
 struct bytes_out *service_answer(struct http_request *req, unsigned status, const char id[S3_TASK_ID_TEXT]);
 /* An error for a request without a task. */
 void service_refuse(struct http_request *req, enum s3_code code, const char *message, const char *region,
@@ -175,12 +176,12 @@ enum s3_code code_of_store(int rc);
 
 /* --- the operations: called on the reactor's thread with a fresh task ------------------------------------------------------- */
 
-void op_get(struct s3_task *v); /* and HEAD */
-/* At once, where all of it is at hand; false: by op_get. */
+void op_get(struct s3_task *v);          /* and HEAD */
 void get_more(struct http_request *req); /* http_ops.more */
 /* The task is over: no more messages about its object. True: one is on its way, and the task ends when it
  * arrives. */
 bool get_unwait(struct s3_task *v);
+/* Answers at once if all of the object is at hand; false: call op_get. */
 bool get_at_once(struct s3_service *service, struct http_request *req, const struct s3_call *call,
                  bool is_signed, const char id[S3_TASK_ID_TEXT]);
 /* batch.c: with ?archpath; POST /bucket?batch; the next instalment of either. */
@@ -207,12 +208,13 @@ void op_list_parts(struct s3_task *v);
 void op_complete_upload(struct s3_task *v);
 void op_abort_upload(struct s3_task *v);
 
-/* demands.c: S3_OK, or why what x-amz- headers demand is not done; *ret_message: a sentence for the client. */
+/* demands.c: S3_OK, or the error for x-amz- headers that demand a missing feature; *ret_message: a
+ * sentence for the client. */
 enum s3_code demands_check(const struct s3_service *service, const struct http_request *req,
                            const struct s3_call *call, char *ret_message, size_t cap);
-/* put.c: what a request says of the object that it makes: meta, conditions. False: v->code is set. */
+/* put.c: a PUT's meta and conditions, from its headers. False: v->code is set. */
 bool put_read_headers(struct s3_task *v);
-/* v->body.put, of so many bytes: an object, or part v->part of an upload. */
+/* Begins v->body.put, of that many bytes: an object, or part v->part of an upload. */
 int put_begin(struct s3_task *v, uint64_t bytes, struct leat_error *err);
 /* Commits it with its checksum, meta and conditions; v->info is its own then. */
 int put_commit(struct s3_task *v, struct leat_error *err);
