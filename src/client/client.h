@@ -341,11 +341,11 @@ int rails_register_device(struct rails *rails, void *addr, uint64_t bytes, int d
 /* Whether a direct read of a node can land in the device's memory now. */
 bool rails_reach_device(const struct rails *rails, uint32_t node, const struct net_memory *memory);
 void rails_deregister(struct rails *rails, struct net_memory *memory);
-/* How long pieces of a sample are, that are asked for of other nodes, at most. */
+/* The longest piece of a sample that is requested from other nodes. */
 uint64_t rails_piece_bytes(const struct rails *rails);
 /* Of all rails together. */
 uint64_t rails_limit(const struct rails *rails);
-void rails_rest(struct rails *rails); /* nothing more is wanted for now */
+void rails_rest(struct rails *rails); /* no more requests for now */
 /* The rail to a node for `bytes` of the `left` that it has, none of `refused` (bits). -1: wait. */
 int rails_pick(struct rails *rails, uint32_t node, uint64_t bytes, uint64_t left, unsigned refused);
 int rails_submit(struct rails *rails, uint32_t node, struct net_op *op);
@@ -383,7 +383,8 @@ struct gather_op {
     uint64_t bytes, sent_ns;
 };
 #define GATHER_OPS 64u
-/* Destinations twice over: what comes by RDMA lands at the same place of the other half. Zeroed: there is none. */
+/* A second half of destinations: bytes that come by RDMA land at the same offset there. Zeroed: there is
+ * none. */
 struct gather_direct {
     uint8_t *host, *device;
     uint64_t bytes;
@@ -400,9 +401,9 @@ struct gather {
     struct net_read *sorted; /* [reads_cap] */
     struct gather_part *parts;
     uint32_t nparts, parts_cap;
-    uint32_t *cursor, *end;  /* [nnodes] of sorted reads not yet asked for */
+    uint32_t *cursor, *end;  /* [nnodes] of sorted reads not yet requested */
     uint64_t *in_flight;     /* [nnodes] bytes */
-    uint32_t next_node;      /* node that is asked first when there is credit again */
+    uint32_t next_node;      /* node with the first request when there is credit again */
     unsigned refused;        /* rail that had no credit last */
     uint64_t sent_ns;        /* the last request to any node */
     bool remote;             /* some read is not local */
@@ -445,7 +446,7 @@ struct stream_lease {
 struct stream_range {
     uint64_t first, count;
 };
-/* Has the daemon put these samples into staging. LEAT_NO_SPACE: the window is full. */
+/* Has the daemon load these samples into its stream window. LEAT_NO_SPACE: the window is full. */
 int stream_fetch(struct leat_ws *ws, const struct stream_range *ranges, uint32_t n,
                  const struct client_rpc_how *how, struct stream_lease **ret_lease, struct leat_error *err);
 void stream_release(struct stream_lease *lease); /* NULL is fine */
@@ -455,15 +456,16 @@ void stream_prefetch(struct leat_ws *ws, const struct stream_range *ranges, uint
 int stream_copy(const struct stream_lease *lease, uint64_t sample, unsigned field,
                 const struct index_part *part, void *dst, struct leat_error *err);
 
-/* One part of a sample and where it goes: what a batch asks of stream_read. */
+/* A batch's request to stream_read: one part of a sample and its destination. */
 struct stream_want {
     uint64_t sample;
     unsigned field;
     struct index_part part;
     void *dst;
 };
-/* Fetches, copies and releases, in portions that fit the window. Sorts wants by sample. With block > 1 whole blocks of so many
- * samples are asked for: the daemon keeps them while there is room, and finds them again by the same range. */
+/* Fetches, copies and releases, in portions that fit the window. Sorts wants by sample. With block > 1
+ * whole blocks of that many samples are requested: the daemon keeps them while there is room, and finds
+ * them again by the same range. */
 int stream_read(struct leat_ws *ws, struct stream_want *wants, uint32_t n, uint64_t block,
                 const struct client_rpc_how *how, struct leat_error *err);
 
@@ -532,11 +534,11 @@ struct leat_view {
     uint64_t slot_bytes;
     enum leat_memory memory;
     int device;
-    bool async;                                                 /* LEAT_LOAD_ASYNC */
-    bool direct;                                                /* what comes by RDMA lands on the device */
-    struct gpu *gpu;                                            /* NULL: batches in plain host memory */
+    bool async;      /* LEAT_LOAD_ASYNC */
+    bool direct;     /* bytes that come by RDMA land on the device */
+    struct gpu *gpu; /* NULL: batches in plain host memory */
     _Atomic uint64_t bounced_bytes, copies, lags, direct_bytes; /* of leat_view_stat */
-    uint8_t *spare; /* what fills the last huge page behind the slots; the slots' memory is theirs */
+    uint8_t *spare; /* fills the last huge page behind the slots; the slots own their memory */
     uint64_t spare_bytes;
     struct tlock fill_lock;
     pthread_mutex_t lock; /* states of slots, sequence */
@@ -549,10 +551,10 @@ struct leat_view {
     struct stream_want *wants; /* [batch_size * nfields], streamed sets only */
 };
 
-/* In the child of a fork: what the parent's slots wait for is the parent's. */
+/* In the child of a fork: forgets events of the parent's slots. */
 void view_forget_orphans(void);
-/* A free slot, and with it the turn to fill, which the caller gives back. wait_held: wait for a consumer to release one instead of
- * LEAT_BUSY. Others may fill while this waits. */
+/* A free slot, with fill_lock held, which the caller gives back. wait_held: wait for a consumer to release
+ * one instead of LEAT_BUSY. Others may fill while this waits. */
 int view_slot_take(struct leat_view *view, bool wait_held, const struct client_rpc_how *how,
                    struct view_slot **ret_slot, struct leat_error *err);
 /* After the fill: held by the caller, or back in the ring (or quarantine when operations are still out). */
@@ -567,7 +569,7 @@ void view_give_back(struct leat_batch *batch, const struct view_event *event);
 
 int device_open(struct leat_view *view, const struct leat_view_options *options, struct leat_error *err);
 int device_slot_new(struct leat_view *view, struct view_slot *slot, struct leat_error *err);
-/* Once all slots are there: those of a view that asked for it become such that NICs write to their memory of the device. */
+/* After all slots were made: lets NICs write to their memory of the device, if the view asked for that. */
 int device_make_direct(struct leat_view *view, const struct leat_view_options *options,
                        struct leat_error *err);
 /* A copy of this slot is under way. Under view->lock, or while the slot is in no list. */
@@ -584,12 +586,13 @@ int device_deliver(struct leat_view *view, struct view_slot *slot, const struct 
 struct fill_how {
     bool iterator;
     uint64_t timeout_ns, position;
-    uint64_t block; /* of the order, for what is streamed; 0: none */
+    uint64_t block; /* of the order, for streamed sets; 0: none */
     const _Atomic bool *cancel;
 };
 int batch_fill(struct leat_view *view, const uint64_t *ids, unsigned n, const struct fill_how *how,
                struct leat_batch **ret_batch, struct leat_error *err);
-/* True when every slot is held by the consumer and none waits to be delivered: nothing will come before a release. */
+/* True when the consumer holds every slot and none waits to be delivered: no batch can come before a
+ * release. */
 bool view_starved(struct leat_view *view, struct leat_error *err);
 
 /* Counters of this process, all clients together. */
