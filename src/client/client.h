@@ -551,7 +551,7 @@ struct leat_view {
     struct stream_want *wants; /* [batch_size * nfields], streamed sets only */
 };
 
-/* In the child of a fork: forgets events of the parent's slots. */
+/* In the child of a fork: forgets memory of closed views, which the parent frees. */
 void view_forget_orphans(void);
 /* A free slot, with fill_lock held, which the caller gives back. wait_held: wait for a consumer to release
  * one instead of LEAT_BUSY. Others may fill while this waits. */
