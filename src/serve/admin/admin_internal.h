@@ -31,7 +31,7 @@ struct admin_task {
     struct bytes_out body; /* of the request */
 
     /* For the route, which sets `out` or `text`, or fails. */
-    char name[NAME_MAX_BYTES + 1]; /* what stood for {name}, decoded */
+    char name[NAME_MAX_BYTES + 1]; /* the part of the path at {name}, decoded */
     char query[256];
     json_t *in; /* the body, where there was one */
     unsigned status;
@@ -47,7 +47,7 @@ struct admin_route {
     const char *method, *path;
     /* On a worker. 0: v->status (200 unless set) and v->out or v->text; else an error with a message. */
     int (*run)(struct admin_task *v);
-    bool changes; /* more than looking */
+    bool changes; /* it changes something */
     bool wants_body;
     bool hidden; /* not of /v1 */
 };

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * body.h: what a request sends: an object's bytes into a put of the store, or a document into memory; plain or aws-chunked, and compared with every
+ * body.h: a request's body: an object's bytes into a put of the store, or a document into memory; plain or aws-chunked, and compared with every
  * checksum that came with it.
  *
- *   body_begin: what was said of it ─▶ body_receive ─▶ a buffer full ─▶ worker: hashed, decoded, written ─▶ the next buffer ... ─▶ `end` on
+ *   body_begin: reads the head ─▶ body_receive ─▶ a buffer full ─▶ worker: hashed, decoded, written ─▶ the next buffer ... ─▶ `end` on
  *   the worker, once all was good ─▶ `then` on the reactor's thread
  */
 #ifndef SERVE_S3_BODY_H
@@ -68,7 +68,7 @@ struct s3_task_body {
     void (*then)(struct s3_task *v); /* reactor's thread */
 };
 
-/* Reads what the head says of the body. False: v->code is set. document_max 0: an object. */
+/* Reads the head's facts about the body. False: v->code is set. document_max 0: an object. */
 bool body_begin(struct s3_task *v, uint64_t document_max);
 /* All of it; then `end` (on a worker) and `then`. */
 void body_receive(struct s3_task *v, s3_task_fn *end, void (*then)(struct s3_task *v));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bundle.h: the body of an answer that is made of several objects, or of a member of one: as they are, or as the members of a tar archive. Its
- * length is known before its first byte. Made in instalments (http_server.h), each on a thread that may block: what is large leaves as
- * pieces of files, what is small or deflated through a buffer.
+ * length is known before its first byte. Made in instalments (http_server.h), each on a thread that may block: large members leave as
+ * pieces of files, small or deflated ones through a buffer.
  *
  *   bundle_new ─▶ bundle_add ... ─▶ bundle_bytes ─▶ bundle_step ─▶ pieces ─▶ (sent) ─▶ bundle_step ... until `last`
  *
@@ -19,7 +19,7 @@ struct store_obj;
 struct tar_put;
 
 #define BUNDLE_PIECES       64u
-#define BUNDLE_BUFFER_BYTES (256 * KIB) /* a body's, for what goes through memory */
+#define BUNDLE_BUFFER_BYTES (256 * KIB) /* a body's, for members that go through memory */
 
 struct bundle;
 
@@ -40,13 +40,14 @@ int bundle_new(struct objects *objects, bool tar, unsigned nparts, struct bundle
 void bundle_free(struct bundle *b); /* NULL is fine */
 /* In order; at most nparts. LEAT_INVALID: its name is too long for an archive (the part's reference and text are freed). */
 int bundle_add(struct bundle *b, const struct bundle_part *part, struct leat_error *err);
-/* Of memory that it keeps, and of the whole body. */
+/* Bytes of memory that it keeps, and of the whole body. */
 uint64_t bundle_memory_bytes(unsigned nparts);
 uint64_t bundle_bytes(const struct bundle *b);
 
 /*
- * The next instalment, valid until the one after it is made. *ret_last: there is no more. LEAT_INVALID: a member of a ZIP archive is not
- * what its directory says; LEAT_CORRUPT and the like: of the store. The body ends here, short of the length that was promised.
+ * The next instalment, valid until the one after it is made. *ret_last: there is no more. LEAT_INVALID: a
+ * member of a ZIP archive differs from its directory; LEAT_CORRUPT and the like: of the store. The body ends
+ * here, short of its promised length.
  */
 int bundle_step(struct bundle *b, const struct http_piece **ret_pieces, unsigned *ret_n, bool *ret_last,
                 struct leat_error *err);

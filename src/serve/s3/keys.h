@@ -11,7 +11,7 @@
  *                                          write = scratch
  *
  * admin: everything. create: may make buckets, and owns those; the owner of a bucket may do everything in it. write includes read. Names of buckets may have
- * "*" in them. [anonymous] has no key: what everybody may do.
+ * "*" in them. [anonymous] has no key: the rights of every request.
  *
  * Any thread; a table never changes, and is replaced as a whole. Nothing here logs a secret.
  */
@@ -27,7 +27,7 @@
 enum keys_right { KEYS_READ, KEYS_WRITE, KEYS_OWN /* delete the bucket */ };
 
 struct keys_user {
-    char name[KEYS_NAME_MAX + 1]; /* of the section; what owners of buckets are called by */
+    char name[KEYS_NAME_MAX + 1]; /* of the section; also the name of a bucket's owner */
     char *access, *secret;        /* NULL: anonymous */
     bool admin, create;
     char **read, **write; /* NULL-terminated, or NULL */
@@ -48,7 +48,7 @@ int keys_create(const char *path, struct leat_error *err);
 
 /* NULL: no such key. Valid as long as the table. */
 const struct keys_user *keys_find(const struct keys *keys, const char *access);
-/* By the name of the section; NULL: none with a key is called so. */
+/* By the name of the section; NULL: no user with a key has this name. */
 const struct keys_user *keys_named(const struct keys *keys, const char *name);
 const struct keys_user *keys_anonymous(const struct keys *keys);
 /* The signing key of a user for a claim's date; kept for the next time. */
@@ -59,7 +59,7 @@ int keys_signing(struct keys *keys, const struct keys_user *user, const char dat
 bool keys_may(const struct keys *keys, const struct keys_user *user, const char *bucket, const char *owner,
               enum keys_right right);
 
-/* The table of now, replaced when the file changes. */
+/* The current table, replaced when the file changes. */
 struct keyring;
 /* path NULL: no user has a key, and `open` says whether every request is allowed. LEAT_NOT_FOUND,
  * LEAT_DENIED (others may read the file), LEAT_INVALID with the line. */
