@@ -28,6 +28,17 @@
 #    endif
 #endif
 
+/* n rounds that differ by seed or moment alone: a quarter of them under ThreadSanitizer, which takes ten times
+ * as long and looks for races, which are in each round. The build with AddressSanitizer has all of them. */
+static inline unsigned test_seeds(unsigned n)
+{
+#if defined(__SANITIZE_THREAD__)
+    return n < 4 ? 1 : n / 4;
+#else
+    return n;
+#endif
+}
+
 /* Sleeps. For a peer that is late, for calls that should meet at random, and for the time in which a fault
  * would show. Waits for events use test_wait_until. */
 static inline void test_pause_us(unsigned us)

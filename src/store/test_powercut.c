@@ -389,7 +389,7 @@ static void test_cuts(void **state)
 {
     struct day *d = *state;
     uint64_t rng = 1, events = store_fault_events(d->fault);
-    unsigned n = testing_rounds(400);
+    unsigned n = test_seeds(testing_rounds(400));
     for (unsigned i = 0; i < n; i++)
         cut_at(d, rng_below(&rng, events + 1), i, false);
     print_message("%u starts, %u of them with a log torn in the middle, %u rebuilt\n", d->starts, d->torn,
@@ -402,7 +402,7 @@ static void test_cuts(void **state)
 static void test_cuts_at_promises(void **state)
 {
     struct day *d = *state;
-    for (unsigned i = 0; i<d->n; i += testing_rounds(2)> 1 ? 1 : 4)
+    for (unsigned i = 0; i<d->n; i += testing_rounds(2)> 1 ? 1 : test_seeds(2) < 2 ? 16 : 4)
         cut_at(d, d->ops[i].until, i % 3 ? 0 : i + 7, false);
     assert_int_equal(d->rebuilt, 0);
 }
@@ -528,7 +528,7 @@ static void test_cuts_without_index(void **state)
 {
     struct day *d = *state;
     uint64_t rng = 2, events = store_fault_events(d->fault);
-    for (unsigned i = 0; i < testing_rounds(80); i++)
+    for (unsigned i = 0; i < test_seeds(testing_rounds(80)); i++)
         cut_at(d, d->born + rng_below(&rng, events - d->born), i, true);
 }
 
@@ -615,13 +615,13 @@ static bool die_at(unsigned what, unsigned nth, bool lose_index)
 static void test_killed_then_cut(void **state)
 {
     for (unsigned what = 0; what < LAST_WORDS; what++)
-        for (unsigned nth = 1; die_at(what, nth, false); nth += nth > 8 ? 5 : 1)
+        for (unsigned nth = 1; die_at(what, nth, false); nth += nth > 8 || test_seeds(2) < 2 ? 5 : 1)
             assert_true(nth < 200);
 }
 
 static void test_killed_then_cut_without_index(void **state)
 {
-    for (unsigned nth = 1; die_at(OVERWRITE, nth, true); nth++)
+    for (unsigned nth = 1; die_at(OVERWRITE, nth, true); nth += test_seeds(2) < 2 ? 5 : 1)
         assert_true(nth < 200);
 }
 
