@@ -69,8 +69,8 @@ static void loads_end(struct one_load *loads, unsigned n, int status)
         assert_int_equal(loads[i].times, 1);
         if (loads[i].status != status)
             fail_msg("load %u: %d, %s", i, loads[i].status, loads[i].message);
-        for (uint64_t k = 0; status == 0 && k < loads[i].load.bytes; k++)
-            assert_int_equal(loads[i].load.dst[k], testing_byte(loads[i].i, k));
+        if (status == 0)
+            testing_check_bytes(loads[i].load.dst, loads[i].i, 0, loads[i].load.bytes);
         free(loads[i].load.dst);
     }
     free(loads);
@@ -120,8 +120,7 @@ static void test_loads_many(void **state)
         for (unsigned i = 0; i < N; i++) {
             struct index_part part = {0};
             assert_true(index_part(&ws->index, i, 0, &part));
-            for (uint64_t k = 0; k < part.bytes; k++)
-                assert_int_equal(all.load.dst[part.address + k], testing_byte(i, k));
+            testing_check_bytes(all.load.dst + part.address, i, 0, part.bytes);
         }
         free(all.load.dst);
         assert_int_equal(atomic_load(&ws->refs), 1);
@@ -145,8 +144,7 @@ static void test_loads_fail_alone(void **state)
     assert_non_null(strstr(loads[7].message, "o-7-"));
     loads[7].status = 0;
     memset(loads[7].load.dst, 0, loads[7].load.bytes);
-    for (uint64_t k = 0; k < loads[7].load.bytes; k++)
-        loads[7].load.dst[k] = testing_byte(7, k);
+    testing_bytes(7, 0, loads[7].load.dst, loads[7].load.bytes);
     loads_end(loads, N, 0);
     wset_unref(ws);
     fill_free(fill);

@@ -217,8 +217,7 @@ static void check_both(const struct wset *ws, unsigned f, uint32_t seed)
 {
     uint8_t want[LABEL], got[LABEL];
     for (unsigned i = 0; i < LABELS; i++) {
-        for (unsigned k = 0; k < LABEL; k++)
-            want[k] = testing_byte(seed, (uint64_t)i * LABEL + k);
+        testing_bytes(seed, (uint64_t)i * LABEL, want, LABEL);
         assert_int_equal(wset_sample_state(ws, i), LIVE_RESIDENT);
         testing_part(ws, i, f, got);
         assert_memory_equal(got, want, LABEL);
@@ -299,8 +298,7 @@ static void test_stopped(void **state)
     fill_load(fill, &load);
     test_wait_until(loaded != 1);
     assert_int_equal(loaded, 0);
-    for (uint64_t k = 0; k < 2 * MIB; k++)
-        assert_int_equal(dst[k], testing_byte(0, k));
+    testing_check_bytes(dst, 0, 0, 2 * MIB);
     script.stall = true;
     loaded = 1;
     fill_load(fill, &load);

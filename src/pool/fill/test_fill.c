@@ -77,10 +77,7 @@ static void check_sample(const struct wset *ws, uint64_t i, content_fn content)
         testing_part(ws, i, f, got);
         uint64_t offset = 0;
         uint32_t seed = content(key, f, i, part.bytes, &offset);
-        for (uint64_t b = 0; b < part.bytes; b++) {
-            if (got[b] != testing_byte(seed, offset + b))
-                fail_msg("sample %s, field %u: byte %llu differs", key, f, (unsigned long long)b);
-        }
+        testing_check_bytes(got, seed, offset, part.bytes);
         if (part.bytes)
             assert_int_equal(ws->crc[i * ws->index.header->nfields + f], crc32c(0, got, part.bytes));
         free(got);
@@ -225,8 +222,7 @@ static int chunked_index(void)
     FILE *file = fopen(path, "wb");
     assert_non_null(file);
     for (unsigned c = 0; c < CHUNKS; c++) {
-        for (unsigned k = 0; k < sizeof(rows); k++)
-            rows[k] = testing_byte(1, c * sizeof(rows) + k);
+        testing_bytes(1, c * sizeof(rows), rows, sizeof(rows));
         sizes[c] = libdeflate_zlib_compress(z, rows, sizeof(rows), packed[c], sizeof(packed[c]));
         assert_true(sizes[c] > 0 && fwrite(packed[c], 1, sizes[c], file) == sizes[c]);
     }

@@ -73,8 +73,7 @@ static struct fill_stats fill_all(struct wset *ws, bool faulty)
 static void check_row(const struct wset *ws, uint64_t i)
 {
     uint8_t want[ROW], got[ROW];
-    for (uint64_t k = 0; k < ROW; k++)
-        want[k] = testing_byte(1, i * ROW + k);
+    testing_bytes(1, i * ROW, want, ROW);
     assert_int_equal(wset_sample_state(ws, i), LIVE_RESIDENT);
     testing_part(ws, i, 0, got);
     assert_memory_equal(got, want, ROW);
@@ -305,8 +304,7 @@ static void test_small_cold(void **state)
         }
         assert_int_equal(wset_sample_state(ws, k), LIVE_RESIDENT);
         testing_part(ws, k, 0, got);
-        for (unsigned b = 0; b < 1000 + 100 * k; b++)
-            assert_int_equal(got[b], testing_byte(k, b));
+        testing_check_bytes(got, k, 0, 1000 + 100 * k);
     }
     wset_unref(ws);
 }
@@ -339,8 +337,7 @@ static void test_large_behind_small(void **state)
         assert_int_equal(wset_sample_state(ws, k), LIVE_RESIDENT);
         testing_part(ws, k, 0, got);
         assert_int_equal(ws->crc[k], crc32c(0, got, bytes[k]));
-        for (uint64_t b = 0; b < bytes[k]; b++)
-            assert_int_equal(got[b], testing_byte(k, b));
+        testing_check_bytes(got, k, 0, bytes[k]);
     }
     free(got);
     wset_unref(ws);

@@ -37,8 +37,7 @@ static void talk(struct web_peer *p)
             sscanf(text, "bytes=%llu-%llu", &first, &last);
         size_t n = (size_t)(last - first + 1);
         uint8_t *body = malloc(n);
-        for (size_t k = 0; k < n; k++)
-            body[k] = testing_byte(SEED, first + k);
+        testing_bytes(SEED, first, body, n);
         snprintf(text, sizeof(text),
                  "HTTP/1.1 206 Partial\r\nContent-Length: %zu\r\nContent-Range: bytes %llu-%llu/%s\r\n\r\n",
                  n, first, last, strrchr(path, '/') + 1);
@@ -119,8 +118,7 @@ static void check_samples(const struct wset *ws)
             uint64_t offset = part.address - index->extents[index_extent_at(index, part.address)].address;
             uint8_t *got = malloc(part.bytes);
             testing_part(ws, i, f, got);
-            for (uint64_t k = 0; k < part.bytes; k++)
-                assert_int_equal(got[k], testing_byte(SEED, offset + k));
+            testing_check_bytes(got, SEED, offset, part.bytes);
             assert_int_equal(ws->crc[i * index->header->nfields + f], crc32c(0, got, part.bytes));
             free(got);
         }

@@ -141,8 +141,7 @@ static int row_state(struct wset *ws, uint64_t i, struct leat_error *ret_err)
     assert_int_equal(wset_sample_state(ws, i), LIVE_RESIDENT);
     uint8_t *got = malloc(row), *want = malloc(row);
     testing_part(ws, i, 0, got);
-    for (uint64_t k = 0; k < row; k++)
-        want[k] = testing_byte(1, i * row + k);
+    testing_bytes(1, i * row, want, row);
     assert_memory_equal(got, want, row);
     assert_int_equal(ws->crc[i], crc32c(0, want, row));
     free(got);

@@ -102,8 +102,7 @@ static void check(const struct wset *ws, const struct stream_window_entry *entry
                 found++;
                 const uint8_t *at =
                     stream_window_region(ws->window)->addr + run->offset + (part.address - run->address);
-                for (uint64_t b = 0; b < part.bytes; b++)
-                    assert_int_equal(at[b], testing_byte(f + 1, i * part.bytes + b));
+                testing_check_bytes(at, f + 1, i * part.bytes, part.bytes);
             }
             assert_int_equal(found, 1);
         }

@@ -98,8 +98,7 @@ static void talk(struct web_peer *p)
             snprintf(text, sizeof(text), "HTTP/1.1 200 OK\r\nETag: %s\r\nContent-Length: %llu\r\n\r\n", tag,
                      (unsigned long long)n);
         uint8_t *body = malloc(n ? n : 1);
-        for (uint64_t k = 0; k < n; k++)
-            body[k] = testing_byte(number, first + k);
+        testing_bytes(number, first, body, n);
         web_say(p, text);
         web_say_bytes(p, body, say);
         free(body);
@@ -174,10 +173,7 @@ void check_sample(const struct wset *ws, unsigned i)
     assert_true(index_part(&ws->index, i, 0, &part));
     uint8_t *got = malloc(part.bytes + 1);
     testing_part(ws, i, 0, got);
-    for (uint64_t k = 0; k < part.bytes; k++) {
-        if (got[k] != testing_byte(i, k))
-            fail_msg("sample %u: byte %llu differs", i, (unsigned long long)k);
-    }
+    testing_check_bytes(got, i, 0, part.bytes);
     assert_int_equal(ws->crc[i], crc32c(0, got, part.bytes));
     free(got);
 }

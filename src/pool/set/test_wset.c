@@ -655,7 +655,6 @@ int main(void)
         cmocka_unit_test(test_segments_of_tiny_samples),
         cmocka_unit_test(test_phases),
     };
-    for (unsigned k = 0; k < sizeof(content); k++)
-        content[k] = testing_byte(1, k);
+    testing_bytes(1, 0, content, sizeof(content));
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,12 +70,37 @@ static void put(int fd, const void *data, size_t bytes)
     }
 }
 
+/* Millions of bytes: a check of each access for races would take most of the time of these tests. */
+__attribute__((no_sanitize("thread"))) void testing_bytes(uint32_t seed, uint64_t first, void *dst,
+                                                          uint64_t n)
+{
+    uint8_t *to = dst;
+    for (uint64_t k = 0; k < n; k++)
+        to[k] = testing_byte(seed, first + k);
+}
+
+__attribute__((no_sanitize("thread"))) static uint64_t first_difference(const uint8_t *got, uint32_t seed,
+                                                                        uint64_t first, uint64_t n)
+{
+    uint64_t k = 0;
+    while (k < n && got[k] == testing_byte(seed, first + k))
+        k++;
+    return k;
+}
+
+void testing_check_bytes(const void *got, uint32_t seed, uint64_t first, uint64_t n)
+{
+    uint64_t k = first_difference(got, seed, first, n);
+    if (k < n)
+        fail_msg("content %u: byte %llu of [%llu, +%llu) differs", seed, (unsigned long long)(first + k),
+                 (unsigned long long)first, (unsigned long long)n);
+}
+
 static void put_content(int fd, uint32_t seed, uint64_t bytes)
 {
     uint8_t *data = malloc(bytes + 1);
     assert_non_null(data);
-    for (uint64_t k = 0; k < bytes; k++)
-        data[k] = testing_byte(seed, k);
+    testing_bytes(seed, 0, data, bytes);
     put(fd, data, bytes);
     free(data);
 }

@@ -20,6 +20,10 @@ static inline uint8_t testing_byte(uint32_t seed, uint64_t k)
 {
     return (uint8_t)(((k + seed * 40503u) * 2654435761u + (k >> 8)) >> 13);
 }
+/* Bytes [first, first + n) of it. */
+void testing_bytes(uint32_t seed, uint64_t first, void *dst, uint64_t n);
+/* Fails the test, and names the first byte, where `got` differs from these. */
+void testing_check_bytes(const void *got, uint32_t seed, uint64_t first, uint64_t n);
 /* Content with a seed, after `head` (may be NULL); folders on the way are made. Durable, and out of the page cache. */
 void testing_file(const char *name, const char *head, size_t head_bytes, uint32_t seed, uint64_t bytes);
 /* rows x row_bytes of u1; row i is bytes [i * row_bytes, ...) of the content. */
