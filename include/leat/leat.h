@@ -530,7 +530,7 @@ struct leat_plan {
     /* Set by the caller, everything else to 0, which is also each one's default */
     uint64_t n;                  /* positions before skips: samples of the set; of a mixture any number */
     uint64_t seed, epoch, block; /* as of leat_order_init */
-    const char *fingerprint;     /* 32 hex digits or NULL; of a mixture 32 for each set, not separated */
+    const char *fingerprint;     /* 32 hex digits or NULL; of a mixture 32 for each set, in one string */
     const uint64_t *skips;       /* nskips rising, disjoint ranges [first, end) of [0, n) that are left out */
     uint64_t nskips;             /* pairs */
     const uint64_t *weights, *lengths; /* of each set of a mixture; all weights together below 2^25 */
@@ -544,7 +544,8 @@ struct leat_plan {
     struct leat_order order;
     uint64_t reserved[12]; /* 0 */
 };
-/* LEAT_INVALID, and the plan stays as it was: err says what is possible. A mixture ends after 2^38 samples of all epochs. */
+/* LEAT_INVALID, or LEAT_UNSUPPORTED (a reserved word is not 0), and the plan stays as it was: err says what is possible.
+ * A mixture ends after 2^38 samples of all epochs. */
 int leat_plan_init(struct leat_plan *plan, struct leat_error *err);
 /* Positions [*ret_first, + *ret_count) of this rank's batch of a step. LEAT_INVALID: step >= steps. */
 int leat_plan_step(const struct leat_plan *plan, uint64_t step, uint64_t *ret_first, unsigned *ret_count);

@@ -2,6 +2,7 @@
 /* convert.c: between Python's objects and <leat/leat.h>: ids, progress, signals. */
 #include "module.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,19 @@ int to_u64(PyObject *object, void *ret)
     if (value == (unsigned long long)-1 && PyErr_Occurred())
         return 0;
     *(uint64_t *)ret = value;
+    return 1;
+}
+
+int to_unsigned(PyObject *object, void *ret)
+{
+    uint64_t value;
+    if (!to_u64(object, &value))
+        return 0;
+    if (value > UINT_MAX) {
+        PyErr_Format(PyExc_OverflowError, "%llu is more than %u", (unsigned long long)value, UINT_MAX);
+        return 0;
+    }
+    *(unsigned *)ret = (unsigned)value;
     return 1;
 }
 

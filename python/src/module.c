@@ -111,14 +111,17 @@ static void plan_dealloc(struct plan_object *self)
 
 static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    if (kwargs && PyDict_Size(kwargs))
+        return PyErr_Format(PyExc_TypeError, "Plan() takes no keyword arguments");
     struct plan_object *self = object_new(type);
     if (!self)
         return NULL;
     struct leat_plan *p = &self->plan;
     struct leat_error err = {0};
-    if (!PyArg_ParseTuple(args, "O&O&O&O&|zy*y*O&IIIi", to_u64, &p->n, to_u64, &p->seed, to_u64, &p->epoch,
+    if (!PyArg_ParseTuple(args, "O&O&O&O&|zy*y*O&O&O&O&i", to_u64, &p->n, to_u64, &p->seed, to_u64, &p->epoch,
                           to_u64, &p->block, &p->fingerprint, &self->skips, &self->parts, to_u64,
-                          &p->first_position, &p->batch_size, &p->rank, &p->world_size, &p->keep_tail)) {
+                          &p->first_position, to_unsigned, &p->batch_size, to_unsigned, &p->rank, to_unsigned,
+                          &p->world_size, &p->keep_tail)) {
         Py_DECREF((PyObject *)self);
         return NULL;
     }

@@ -145,8 +145,9 @@ PyObject *module_dlpack_cuda(PyObject *module, PyObject *args);
 
 /* --- convert.c --------------------------------------------------------------------------------------------------- */
 
-/* "O&" converter: an int of [0, 2^64). */
+/* "O&" converters: an int of [0, 2^64), and one that `unsigned` holds. */
 int to_u64(PyObject *object, void *ret);
+int to_unsigned(PyObject *object, void *ret);
 
 /* Numbers of samples out of whatever Python calls a list of integers. */
 struct ids {

@@ -73,6 +73,9 @@ static int take_parts(struct leat_plan *plan, struct leat_error *err)
 static int take_skips(struct leat_plan *plan, struct leat_error *err)
 {
     plan->length = plan->n;
+    if (plan->nskips && !plan->skips)
+        return error_set(err, LEAT_INVALID, "%llu skips, but no array of them",
+                         (unsigned long long)plan->nskips);
     for (uint64_t i = 0, before = 0; i < plan->nskips; i++) {
         const uint64_t first = plan->skips[2 * i], end = plan->skips[2 * i + 1];
         if (first < before || end <= first)

@@ -352,6 +352,7 @@ static void test_errors(void **state)
     expect(WITH(good, p.rank = 1), LEAT_INVALID, "rank 1 of a world of 1");
     expect(WITH(good, p.batch_size = 1 << 29, p.world_size = 1 << 29), LEAT_INVALID,
            "536870912 samples on 536870912 ranks: at most 2^56");
+    expect(WITH(good, p.nskips = 1), LEAT_INVALID, "1 skips, but no array");
     expect(WITH(good, p.keep_tail = 3), LEAT_INVALID, "keep_tail 3: 0, 1 and 2");
     expect(WITH(good, p.first_position = 11), LEAT_INVALID, "first_position 11 of an epoch of 10");
     expect(WITH(good, p.skips = crossed, p.nskips = 2), LEAT_INVALID, "[8, 10) is empty, or not behind 9");

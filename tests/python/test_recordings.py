@@ -126,6 +126,8 @@ def test_other_ways_to_read(sounds):
                         lambda: leat.batches(ws, 2, transport="tcp")):
             with pytest.raises(leat.Unsupported, match="windows|recordings"):
                 refused()
+        with pytest.raises(OverflowError, match="4294967296 is more than"):
+            next(iter(leat.batches(ws, 1 << 32, drop_last=False)))
         with pytest.raises(IndexError):
             ws[len(ws)]
 
