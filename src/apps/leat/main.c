@@ -101,7 +101,7 @@ const struct cli_command cli_commands[] = {
      "leat preload train/ --name train\n"
      "leat preload 'shards/train-{000..146}.tar' --name imagenet --pool 200G\n"
      "leat preload image=images.npy label=labels.npy --name digits --json",
-     cmd_preload, 1, CLI_ANY, "which dataset?"},
+     cmd_preload, 1, CLI_ANY, "give the dataset: a path, a URI, or FIELD=PATH"},
     {"append", "add the samples of a dataset to a set, as a new version",
      "NAME URI [OPTION ...]\n"
      "       leat append NAME FIELD=PATH [FIELD=PATH ...] [OPTION ...]",
@@ -115,7 +115,7 @@ const struct cli_command cli_commands[] = {
      "leat index /data/imagenet/\n"
      "leat index '/data/shards/train-{000..146}.tar' --json\n"
      "leat index s3://bucket/imagenet/train",
-     cmd_index, 1, CLI_ANY, "which dataset?"},
+     cmd_index, 1, CLI_ANY, "give the dataset: a path, a URI, or FIELD=PATH"},
     {"convert", "turn a folder, tar shards and arrays into each other",
      "SRC DST [OPTION ...]\n"
      "       leat convert FIELD=PATH [FIELD=PATH ...] DST [OPTION ...]",

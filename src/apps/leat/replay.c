@@ -202,7 +202,7 @@ static int replay_step(struct cli *cli, struct replay *r, uint64_t number, uint6
     uint64_t count;
     int rc = leat_plan_init(&r->plan, &cli->err);
     if (rc)
-        return cli_error(cli, CLI_USAGE, "this state is damaged: %s", cli->err.message);
+        return cli_error(cli, CLI_USAGE, "%s", cli->err.message);
     rc = leat_plan_find(&r->plan, r->runs, r->nruns, number, &run, &count, &cli->err);
     if (rc)
         return cli_error(cli, CLI_USAGE, "%s", cli->err.message);
