@@ -166,8 +166,8 @@ static void test_answers(void **state)
             assert_string_equal(body, "hello");
             free(body);
             assert_int_equal(client_get(&c, GET("/file"), &body), 1000000);
-            for (unsigned i = 0; i < 1000000; i += 1)
-                assert_int_equal(body[i], 'a' + i % 23);
+            assert_true(body[0] == 'a' && body[22] == 'a' + 22);
+            assert_memory_equal(body + 23, body, 1000000 - 23); /* it repeats */
             free(body);
             assert_int_equal(client_get(&c, GET("/mixed"), &body), 100);
             assert_memory_equal(body, "head-klmnopqrst-tailhead-", 25);
