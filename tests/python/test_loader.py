@@ -617,17 +617,18 @@ def test_the_verdict_is_of_late(numbers, how, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("more", [{}, {"transform": keep, "num_workers": 1}, {"transform": keep, "num_workers": 1, "workers": "fork"}])
 def test_a_set_that_comes_slowly(more):
-    """Samples are pushed more slowly than they are read."""
-    ws = leat.create("slow", {"x": ("<i8", (16,))}, 200)
+    """Samples are pushed more slowly than they are read, and not far ahead of the reader, however late that begins."""
+    ws, said = leat.create("slow", {"x": ("<i8", (16,))}, 200), []
 
     def push():
         for at in range(0, 200, 5):
             time.sleep(0.01)
+            lib_host.wait_for(lambda: 10 * len(said) + 30 >= at)
             ws.push(at, np.repeat(np.arange(at, at + 5), 16).reshape(5, 16))
 
     thread = threading.Thread(target=push)
     thread.start()
-    loader, said = leat.Loader(ws, 10, shuffle=False, **more), []
+    loader = leat.Loader(ws, 10, shuffle=False, **more)
     for batch in loader:
         assert (batch["x"][:, 0] == batch.ids).all()
         said.append((loader.stats()["verdict"], loader.stats()["advice"]))

@@ -177,7 +177,7 @@ def test_what_is_refused(host, leat, daemon):
     put(daemon, "data")
     put(daemon, "data/a.npy", b"no array")
     for uri, text in (("store://none/a.npy", "none"), ("store://data/b.npy", "no such object"), ("store://data/none/", "none below it"), ("store://x", "BUCKET"),
-                      ("store://data/../x.npy", ".."), ("a=store://data/a.npy;b=s3://data/a.npy", "as a whole")):
+                      ("store://data/../x.npy", ".."), ("a=store://data/a.npy;b=s3://data/a.npy", "cannot be in one set")):
         with pytest.raises(leat.Error, match=re.escape(text)):
             leat.open(uri, socket=daemon.socket)
     bare = host.daemon({"pool": {"size": "16MiB"}}, name="bare")
