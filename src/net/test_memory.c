@@ -176,7 +176,10 @@ static int with_messages(void *user)
 static int with_auth(void *user)
 {
     static const char token[] = "0123456789abcdef0123456789abcdef";
-    struct proto_hello hello = {.version_min = PROTO_VERSION_MIN, .version_max = PROTO_VERSION, .role = PROTO_ROLE_PEER}, said;
+    struct proto_hello hello = {.version_min = PROTO_VERSION_MIN,
+                                .version_max = PROTO_VERSION,
+                                .role = PROTO_ROLE_PEER},
+                       said;
     struct proto_welcome welcome;
     struct net_auth client, server;
     struct bytes_out body = {0}, answer = {0};
