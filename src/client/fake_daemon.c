@@ -99,8 +99,8 @@ static void fill_pool(struct fake_daemon *f)
     MUST(f->nregions <= FAKE_MAX_REGIONS);
     for (uint32_t r = 0; r < f->nregions; r++)
         f->region_fds[r] = shared(FAKE_REGION_BYTES, &f->regions[r]);
-    uint64_t places_at = live;
-    live += f->options.places ? 4096 : 0;
+    const uint64_t places_at = align_up(live, 64 * KIB);
+    live = f->options.places ? places_at + 4096 : live;
     f->live_fd = shared(live, &f->live_map);
     f->stream_window_fd = shared(FAKE_REGION_BYTES, &f->window);
     f->live = (struct live_header *)f->live_map;

@@ -81,8 +81,8 @@ static int map_places(struct leat_ws *ws, int fd, struct leat_error *err)
         ws->places_own = true;
         return own ? 0 : error_set(err, -ENOMEM, "out of memory");
     }
-    if (ws->live->nplaces != n || at % 4096 || fstat(fd, &st) < 0 || at > (uint64_t)st.st_size ||
-        bytes > (uint64_t)st.st_size - at)
+    if (ws->live->nplaces != n || at % (uint64_t)sysconf(_SC_PAGESIZE) || fstat(fd, &st) < 0 ||
+        at > (uint64_t)st.st_size || bytes > (uint64_t)st.st_size - at)
         return error_set(err, LEAT_CORRUPT, "the daemon's live table does not place the regions of its set");
     void *map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, (off_t)at);
     if (map == MAP_FAILED)

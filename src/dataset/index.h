@@ -273,7 +273,7 @@ uint64_t index_sample_at(const struct index *index, unsigned f, uint64_t address
  *   0     struct live_header (4096 bytes)
  *   4096  _Atomic uint8_t state[nsamples], padded to 64
  *   …     uint32_t crc[nsamples × nfields]
- *   …     _Atomic uint64_t places[nplaces], at the border of a page: of a set on several nodes
+ *   …     _Atomic uint64_t places[nplaces], at a multiple of 64 KiB, the largest page: of a set on several nodes
  */
 /* clang-format off */
 enum live_state { LIVE_ABSENT = 0, LIVE_LOADING = 1, LIVE_RESIDENT = 2, LIVE_FAILED = 3, LIVE_LOST = 4, LIVE_STREAMED = 5 };

@@ -631,6 +631,28 @@ static void test_phases(void **state)
     wset_unref(ws);
 }
 
+/* Where readers find the places, whatever the pages of their kernel. Of two moves with the same number all
+ * nodes keep the same one, in whatever order they arrive. */
+static void test_places(void **state)
+{
+    struct wset *a = make((struct part[]){{0, 64}}, 1, 1, 3), *b = make((struct part[]){{0, 64}}, 1, 1, 3);
+    assert_int_equal(a->live->places_offset % (64 * KIB), 0);
+    assert_true(a->live->places_offset >= a->live->total_bytes);
+    assert_false(wset_region_move(a, 0, 2, 0)); /* no move is number 0 */
+    assert_true(wset_region_move(a, 0, 1, 7));
+    assert_true(wset_region_move(a, 0, 2, 7));
+    assert_false(wset_region_move(a, 0, 2, 7));
+    assert_true(wset_region_move(b, 0, 2, 7));
+    assert_false(wset_region_move(b, 0, 1, 7));
+    assert_int_equal(atomic_load(&a->places[0]), atomic_load(&b->places[0]));
+    assert_true(wset_region_move(a, 0, 0, 8));
+    assert_false(wset_region_move(a, 0, 2, 7));
+    assert_false(wset_region_move(a, 1, 0, 9) || wset_region_move(a, 0, 3, 9));
+    assert_int_equal(a->live->moves, 3);
+    wset_unref(a);
+    wset_unref(b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -654,6 +676,7 @@ int main(void)
         cmocka_unit_test(test_hostile_index),
         cmocka_unit_test(test_segments_of_tiny_samples),
         cmocka_unit_test(test_phases),
+        cmocka_unit_test(test_places),
     };
     testing_bytes(1, 0, content, sizeof(content));
     return cmocka_run_group_tests(tests, NULL, NULL);

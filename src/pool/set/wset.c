@@ -23,6 +23,7 @@
 #include <sys/stat.h>
 
 #define FAILURES_KEPT   256u
+#define PLACES_ALIGN    (64 * KIB) /* the largest page of any kernel: what is mapped begins at one */
 #define FAILURES_FIRST  8u
 #define LIVE_HUGE_BYTES (4 * MIB)
 #define SET_BYTES       (24 * KIB) /* of a set of nothing: its object, names, first failures, what is waited for */
@@ -106,7 +107,8 @@ static int live_create(struct wset *ws, struct leat_error *err)
 
 int wset_places_make(struct wset *ws)
 {
-    uint64_t at = ws->live->total_bytes, bytes = align_up(MAX(ws->nregions, 1u) * sizeof(*ws->places), 4096);
+    uint64_t at = align_up(ws->live->total_bytes, PLACES_ALIGN),
+             bytes = MAX(ws->nregions, 1u) * sizeof(*ws->places);
     int rc;
     if (ftruncate(ws->live_fd, (off_t)(at + bytes)) < 0)
         return -errno;
@@ -129,10 +131,15 @@ void wset_region_put(struct wset *ws, uint32_t gid, uint32_t node)
     atomic_store(&ws->places[gid], live_place(node, 0));
 }
 
+bool wset_region_moves(const struct wset *ws, uint32_t gid, uint32_t node, uint32_t generation)
+{
+    return ws->places && gid < ws->nregions && node < ws->nnodes && generation > 0 &&
+           atomic_load(&ws->places[gid]) < live_place(node, generation);
+}
+
 bool wset_region_move(struct wset *ws, uint32_t gid, uint32_t node, uint32_t generation)
 {
-    if (!ws->places || gid >= ws->nregions || node >= ws->nnodes ||
-        atomic_load(&ws->places[gid]) >> 32 >= generation)
+    if (!wset_region_moves(ws, gid, node, generation))
         return false;
     atomic_store(&ws->places[gid], live_place(node, generation));
     atomic_fetch_add(&ws->live->moves, 1);
@@ -299,7 +306,7 @@ void wset_unref(struct wset *ws)
     free(ws->name);
     free(ws->spec);
     if (ws->places)
-        munmap(ws->places, align_up(MAX(ws->live->nplaces, 1u) * sizeof(*ws->places), 4096));
+        munmap(ws->places, MAX(ws->live->nplaces, 1u) * sizeof(*ws->places));
     if (ws->live)
         munmap(ws->live, ws->live->total_bytes);
     index_close(&ws->index);

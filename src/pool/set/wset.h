@@ -189,11 +189,14 @@ static inline uint32_t wset_region_node(const struct wset *ws, uint32_t gid)
 /* Before the set is listed. */
 void wset_region_put(struct wset *ws, uint32_t gid, uint32_t node);
 /*
- * Region gid has moved to `node`, as its move number `generation`: readers find it there with their next
- * look at the live table. False: a later move is known, or this one. What the node has of it is another
- * matter: states of samples stay as they are. Control loop.
+ * Region gid has moved to `node`, as its move number `generation` (from 1): readers find it there with their
+ * next look at the live table. False: a later move is known, or this one; of two with the same number the one
+ * to the higher node is the later. What the node has of it is another matter: states of samples stay as they
+ * are. Control loop.
  */
 bool wset_region_move(struct wset *ws, uint32_t gid, uint32_t node, uint32_t generation);
+/* Whether that would return true. */
+bool wset_region_moves(const struct wset *ws, uint32_t gid, uint32_t node, uint32_t generation);
 /* The local part of [address, +bytes), which must not cross a region; NULL when it is not on this host. */
 uint8_t *wset_address(const struct wset *ws, uint64_t address, uint64_t bytes);
 
