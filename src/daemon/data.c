@@ -214,7 +214,6 @@ struct client *client_alive(struct pool *pool, uint64_t serial)
     return NULL;
 }
 
-/* A node that answers with a no is not gone: who asked is told, and does not take its samples from their source, silently and slowly. */
 /* How the client is to speak on it; one of version 2 can only speak that. */
 static void send_brokered(struct client *c, uint16_t type, uint64_t id, int fd, unsigned version)
 {
@@ -224,6 +223,8 @@ static void send_brokered(struct client *c, uint16_t type, uint64_t id, int fd, 
     conn_send(c->session.conn, PROTO_REPLY, type, id, 0, &body, &fd, 1);
 }
 
+/* A node that refuses is not gone: the client gets its answer. LEAT_PEER_GONE would have it read the samples
+ * from their source, which is slow, with no message about it. */
 static void brokered(void *user, int fd, unsigned version, const char *message)
 {
     struct brokering *b = user;
