@@ -326,6 +326,61 @@ static void test_regions_move(void **state)
     stop(&h[0]);
 }
 
+static void on_install_answer(void *user, struct peer_reply *reply)
+{
+    snprintf(user, LEAT_ERROR_MESSAGE_MAX, "%d %s", reply->status, reply->message ? reply->message : "");
+}
+
+/* A next version whose index reaches further than its regions, as if its rest were streamed: it has no place. */
+static void test_next_version_without_places(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    struct leat_error err = {0};
+    struct index_builder *b;
+    struct wset *next;
+    char answer[LEAT_ERROR_MESSAGE_MAX] = "";
+    testing_npy("next.npy", 1, 600, 5003);
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    for (unsigned k = 0; k < 2; k++)
+        start(&h[k], token, nodes, 2);
+    both_up(h);
+    open_at(&h[0], "next.npy", &o);
+    assert_non_null(o.ws);
+    struct wset *old = o.ws, *theirs = pool_find_uuid(h[1].pool, old->uuid);
+    test_run_until(theirs && wset_complete(theirs), loop_turn(loop, 10));
+    const uint64_t end = old->nregions * old->region_bytes;
+    assert_int_equal(index_builder_new(INDEX_KIND_PUSHED, "", &b), 0);
+    assert_int_equal(index_builder_field(b, "f", "", INDEX_FIELD_TABLE, 0, NULL, 0, 0), 0);
+    uint64_t at = index_builder_reserve(b, 4 * end, 64, 0);
+    for (unsigned i = 0; i < 600; i++) {
+        index_builder_sample(b, NULL, 0);
+        index_builder_part(b, 0, at + i * (4 * end / 600), 100);
+    }
+    assert_int_equal(wset_new(NULL, testing_index_of(b), true, &next, &err), 0);
+    assert_true(next->index.header->address_end > end);
+    next->region_bytes = old->region_bytes;
+    next->nregions = old->nregions;
+    next->regions = calloc(next->nregions, sizeof(*next->regions));
+    next->pinned_end = end;
+    next->flags = PROTO_WS_PUSHED;
+    next->owner_uid = old->owner_uid;
+    next->first_new_address = end;
+    next->replaces = wset_ref(old);
+    assert_int_equal(cluster_name_nodes(h[0].cluster, next), 0);
+    for (uint32_t g = 0; g < next->nregions; g++)
+        wset_region_put(next, g, wset_region_node(old, g));
+    assert_int_equal(nodes_install(h[0].cluster, next, 1, INSTALL_PREPARE, on_install_answer, answer), 0);
+    test_run_until(answer[0], loop_turn(loop, 10));
+    assert_non_null(strstr(answer, "does not fit the version that it follows"));
+    assert_null(pool_find_uuid(h[1].pool, next->uuid));
+    wset_unref(next);
+    pool_unlease(o.ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
 struct dialed {
     bool done;
     int fd;
@@ -1088,6 +1143,7 @@ int main(void)
         cmocka_unit_test(test_wrong_token),
         cmocka_unit_test(test_other_list),
         cmocka_unit_test(test_regions_move),
+        cmocka_unit_test(test_next_version_without_places),
         cmocka_unit_test(test_late_ready),
         cmocka_unit_test(test_other_versions),
         cmocka_unit_test(test_dialled_versions),

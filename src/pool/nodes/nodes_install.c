@@ -230,6 +230,7 @@ static enum install_before find_before(const struct pending_install *a, struct w
         return INSTALL_MISSING;
     bool fits = a->more.first_new_address == (uint64_t)old->nregions * old->region_bytes &&
                 ws->region_bytes == old->region_bytes && ws->nregions >= old->nregions &&
+                ws->pinned_end >= ws->index.header->address_end && /* all of it has a place */
                 ws->index.header->nsamples >= old->index.header->nsamples &&
                 ws->index.header->nfields == old->index.header->nfields && ws->owner_uid == old->owner_uid &&
                 strcmp(ws->name, old->name) == 0 && !(old->flags & (PROTO_WS_STREAMED | PROTO_WS_PUSHED));
