@@ -326,6 +326,32 @@ static void test_regions_move(void **state)
     stop(&h[0]);
 }
 
+/* The node that moves a region asks one that was no host until then for what it has filled, as the
+ * others do. */
+static void test_mover_asks_new_host(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    testing_npy("mover.npy", 1, 10, 5003);
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    for (unsigned k = 0; k < 2; k++)
+        start(&h[k], token, nodes, 2);
+    both_up(h);
+    open_at(&h[0], "mover.npy", &o);
+    assert_non_null(o.ws);
+    assert_int_equal(o.ws->nregions, 1);
+    const unsigned from = wset_region_node(o.ws, 0), to = 1 - from;
+    struct wset *at = from ? pool_find_uuid(h[1].pool, o.ws->uuid) : o.ws;
+    assert_non_null(at);
+    test_run_until(wset_complete(at) && !at->peers.at[to].asked, loop_turn(loop, 10));
+    assert_true(nodes_region_move(h[from].cluster, at, 0, to, 1));
+    assert_true(at->peers.at[to].asked);
+    pool_unlease(o.ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
 static void on_install_answer(void *user, struct peer_reply *reply)
 {
     snprintf(user, LEAT_ERROR_MESSAGE_MAX, "%d %s", reply->status, reply->message ? reply->message : "");
@@ -1143,6 +1169,7 @@ int main(void)
         cmocka_unit_test(test_wrong_token),
         cmocka_unit_test(test_other_list),
         cmocka_unit_test(test_regions_move),
+        cmocka_unit_test(test_mover_asks_new_host),
         cmocka_unit_test(test_next_version_without_places),
         cmocka_unit_test(test_late_ready),
         cmocka_unit_test(test_other_versions),

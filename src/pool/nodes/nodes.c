@@ -439,12 +439,27 @@ void nodes_send_places(struct cluster *c, const struct wset *ws, unsigned n)
     }
     proto_moved_put(&body, &m);
     bytes_put(&body, places.data, places.len);
-    peer_event(c->links[n].peer, PROTO_MOVED, &body);
+    if (places.failed || body.failed)
+        log_error("out of memory: node %s is not notified of regions of %s that moved", c->config.nodes[n],
+                  ws->spec);
+    else
+        peer_event(c->links[n].peer, PROTO_MOVED, &body);
+}
+
+bool nodes_place_take(struct cluster *c, struct wset *ws, uint32_t gid, uint32_t node, uint32_t generation)
+{
+    if (!wset_region_moves(ws, gid, node, generation))
+        return false;
+    bool was = cluster_hosts(ws, node);
+    wset_region_move(ws, gid, node, generation);
+    if (!was && node != c->self)
+        NODES_SET_EVENT(c, ws, node, .type = SET_ON_TAKEN);
+    return true;
 }
 
 bool nodes_region_move(struct cluster *c, struct wset *ws, uint32_t gid, uint32_t node, uint32_t generation)
 {
-    if (!wset_region_move(ws, gid, node, generation))
+    if (!nodes_place_take(c, ws, gid, node, generation))
         return false;
     for (unsigned n = 0; n < c->config.nnodes; n++)
         nodes_send_places(c, ws, n);

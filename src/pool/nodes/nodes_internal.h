@@ -78,6 +78,8 @@ bool cluster_hosts(const struct wset *ws, unsigned n);
 void nodes_catch_up(struct cluster *c, struct wset *ws, unsigned n);
 /* Regions of ws that have moved, to node n if it is up and can read that. */
 void nodes_send_places(struct cluster *c, const struct wset *ws, unsigned n);
+/* wset_region_move; a host that is one only since then is asked to keep the set, and what it has filled. */
+bool nodes_place_take(struct cluster *c, struct wset *ws, uint32_t gid, uint32_t node, uint32_t generation);
 /* Asks node n whether it has its regions of ws: RESYNC_*. */
 void nodes_resync(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags);
 /* proto_ws of a set, for INSTALL and DESCRIBE. */

@@ -204,6 +204,8 @@ int nodes_install(struct cluster *c, struct wset *ws, unsigned n, uint32_t flags
     *call = (struct install_call){wset_ref(ws), answer, user, 2};
     if (ws->remote)
         nodes_send_access(c, n, ws->owner_uid, ws->spec, ws->access);
+    if (ws->replaces) /* it compares where their common regions are */
+        nodes_send_places(c, ws->replaces, n);
     struct bytes_out body = {0};
     put_install(ws, flags, &body);
     int rc = body.failed ? -ENOMEM

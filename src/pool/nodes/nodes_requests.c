@@ -333,7 +333,6 @@ static int on_resync(struct cluster *c, struct rpc_session *session, struct conn
     return 0;
 }
 
-/* A host that is one only since now is asked to keep the set, and what it has filled. */
 static int on_moved(struct cluster *c, struct rpc_session *session, struct conn_message *m)
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
@@ -344,9 +343,7 @@ static int on_moved(struct cluster *c, struct rpc_session *session, struct conn_
     for (uint32_t k = 0; ws && k < moved.n; k++) {
         struct proto_place at;
         proto_place_next(&in, &at);
-        bool was = at.node < ws->nnodes && cluster_hosts(ws, at.node);
-        if (wset_region_move(ws, at.gid, at.node, at.generation) && !was && at.node != c->self)
-            NODES_SET_EVENT(c, ws, at.node, .type = SET_ON_TAKEN);
+        nodes_place_take(c, ws, at.gid, at.node, at.generation);
     }
     return 0;
 }
