@@ -407,6 +407,26 @@ static void test_next_version_without_places(void **state)
     stop(&h[0]);
 }
 
+/* One that speaks version 3 and hides which life of it this is gets no records in. */
+static void test_ready_of_no_incarnation(void **state)
+{
+    struct host h[2];
+    struct opened o;
+    testing_npy("hidden.npy", 1, 600, 5003);
+    addresses(h, 2);
+    char *nodes[] = {h[0].address, h[1].address, NULL};
+    for (unsigned k = 0; k < 2; k++)
+        start(&h[k], token, nodes, 2);
+    h[0].cluster->incarnation = 0;
+    both_up(h);
+    open_at(&h[0], "hidden.npy", &o);
+    assert_non_null(o.ws);
+    test_run_until(!is_up(&h[0], 1), loop_turn(loop, 10));
+    pool_unlease(o.ws);
+    stop(&h[1]);
+    stop(&h[0]);
+}
+
 struct dialed {
     bool done;
     int fd;
@@ -1171,6 +1191,7 @@ int main(void)
         cmocka_unit_test(test_regions_move),
         cmocka_unit_test(test_mover_asks_new_host),
         cmocka_unit_test(test_next_version_without_places),
+        cmocka_unit_test(test_ready_of_no_incarnation),
         cmocka_unit_test(test_late_ready),
         cmocka_unit_test(test_other_versions),
         cmocka_unit_test(test_dialled_versions),

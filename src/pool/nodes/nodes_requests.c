@@ -354,6 +354,11 @@ static int on_ready(struct cluster *c, struct rpc_session *session, struct conn_
     struct proto_ready ready;
     if (proto_ready_next(&in, &ready) < 0)
         return LEAT_CORRUPT;
+    /* Version 3 names it in NODE, before anything else: without it records of a past life would be believed. */
+    if (session->incarnation == 0 && conn_version(session->conn) >= 3) {
+        log_warning("a node sent READY before NODE with its incarnation: its connection is closed");
+        return LEAT_CORRUPT;
+    }
     if (!membership_is_current(c->members, session->node, session->incarnation)) {
         log_debug("READY records of another life of node %" PRIu32 " are dropped", session->node);
         return 0;
