@@ -297,13 +297,16 @@ static const uint8_t *direct(struct leat_ws *ws, const struct index_part *part,
                              const struct client_rpc_how *how, int *ret_rc, struct leat_error *err)
 {
     uint64_t gid = part->address / ws->info.region_bytes, offset = part->address % ws->info.region_bytes;
+    const uint32_t moves = ws_moves(ws);
     *ret_rc = 0;
     if (gid >= ws->info.nregions || part->bytes > ws->info.region_bytes - offset ||
         ws_region_node(ws, gid) != ws->local_node)
         return NULL;
     if (!ws_region(ws, (uint32_t)gid)) {
         *ret_rc = ws_map_region(ws, (uint32_t)gid, how, err);
-        if (*ret_rc)
+        if (*ret_rc && ws_moves(ws) != moves)
+            *ret_rc = 0; /* it has left since: not here, then */
+        if (!ws_region(ws, (uint32_t)gid))
             return NULL;
     }
     return (const uint8_t *)ws_region(ws, (uint32_t)gid) + offset;

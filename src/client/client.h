@@ -316,8 +316,10 @@ struct rails {
     struct rails_end *ends;             /* [nnodes] */
     struct credit credit[CREDIT_RAILS]; /* one for each rail: each has a queue of its own in front of us */
     unsigned ncredits;
-    uint32_t local_node; /* read through shared memory; UINT32_MAX: none is, as required of this view */
-    bool all_local;
+    uint32_t local_node;      /* read through shared memory; UINT32_MAX: none is, as required of this view */
+    uint64_t inflight_bytes;  /* the view's fixed limit, or 0 */
+    bool all_local;           /* nothing but shared memory is open */
+    bool near;                /* all that was read is on our own node, by whatever transport */
     struct topo_choice *topo; /* NULL: nothing is known of our interfaces */
     bool topo_asked;
     uint64_t reconnect_ns; /* when missing rails were looked after last */
@@ -326,8 +328,8 @@ struct rails {
 /* Without transports->shm our own node, too, is read through a connection. */
 int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct transport_set *transports,
               struct rails **ret_rails, struct leat_error *err);
-/* A region has moved to another node from ours, which alone was read. By TCP: destinations were not
- * registered for RDMA. */
+/* A region has moved to another node from ours, which alone was read: credit is opened again, as of a network.
+ * Where nothing but shared memory is open, by TCP: destinations were not registered for RDMA. */
 int rails_widen(struct rails *rails, struct leat_error *err);
 /* Disconnects and waits until nothing can land any more; what is registered may go then. NULL is fine. */
 void rails_quiesce(struct rails *rails);

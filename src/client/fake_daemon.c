@@ -248,6 +248,8 @@ static void on_regions(struct fake_daemon *f, int fd, const struct net_reply *m)
     int fds[PROTO_FDS_MAX];
     struct bytes_out gids = {0}, body = {0};
     for (uint32_t g = first; g < first + count; g++) {
+        if (g < f->nregions && !is_remote(f, g) && atomic_exchange(&f->leaves[g], false))
+            fake_move(f, g, 1);
         if (g & PROTO_STREAM_WINDOW)
             fds[n++] = f->stream_window_fd;
         else if (g < f->nregions && !is_remote(f, g))

@@ -69,7 +69,8 @@ struct fake_daemon {
     _Atomic unsigned scan_ends;
     _Atomic bool refuses; /* the other node does not have any region, */
     _Atomic bool
-        leaves[FAKE_MAX_REGIONS]; /* or this one any more, which moves to our own when it is asked for */
+        leaves[FAKE_MAX_REGIONS]; /* or this one any more, which moves to our own when it is asked for, or
+                                     from our own when it is to be mapped */
     _Atomic bool hold_broker;     /* nobody serves brokered connections: the test does */
 };
 

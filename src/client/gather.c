@@ -39,7 +39,7 @@ static int grow(void *array, uint32_t cap, size_t size)
 
 static int reserve_reads(struct gather *g, uint32_t reads)
 {
-    if (likely(reads <= g->reads_cap) && (g->rails->all_local || g->node))
+    if (likely(reads <= g->reads_cap) && (g->rails->all_local || g->sorted)) /* the last that is made */
         return 0;
     uint32_t cap = reads <= g->reads_cap ? g->reads_cap : MAX(reads, g->reads_cap + g->reads_cap / 2);
     if (grow(&g->reads, cap, sizeof(*g->reads)))
@@ -124,7 +124,7 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
             return error_set(err, -ENOMEM, "out of memory for the parts of a batch");
         g->parts_cap *= 2;
     }
-    if (unlikely(!g->rails->all_local && !g->node) && reserve_reads(g, g->reads_cap)) /* widened since */
+    if (unlikely(!g->rails->all_local && !g->sorted) && reserve_reads(g, g->reads_cap)) /* widened since */
         return error_set(err, -ENOMEM, "out of memory for the pieces of a batch");
     struct gather_part *p = &g->parts[g->nparts];
     *p = (struct gather_part){.sample = sample, .field = field, .first = g->nreads};
@@ -145,9 +145,9 @@ int gather_add(struct gather *g, uint64_t sample, unsigned field, const struct i
             if (unlikely(!ws_region(ws, (uint32_t)gid))) {
                 int rc = ws_map_region(ws, (uint32_t)gid, how, err);
                 if (rc)
-                    return rc;
+                    return ws_moves(ws) != g->moves ? GATHER_MOVED : rc;
             }
-        } else if (unlikely(g->rails->all_local)) {
+        } else if (unlikely(g->rails->near && node != ws->local_node)) {
             int rc = rails_widen(g->rails, err);
             return rc ? rc : GATHER_MOVED;
         } else {
@@ -636,8 +636,11 @@ static int bad_read(const struct gather *g, const struct net_read *bad, struct l
     const struct net_ctx *rdma = g->rails->rdma;
     if (bad->status == PENDING)
         return error_set(err, LEAT_TIMED_OUT, "the deadline passed before every server was asked");
+    uint32_t node = 0; /* that was asked: the region may be at another one by now */
+    while (bad >= g->sorted + g->end[node])
+        node++;
     return error_set(err, bad->status, "reading region %u of %s from node %s: %s", bad->mr_gid, ws->uri,
-                     ws->info.nodes[ws_region_node(ws, bad->mr_gid)].address,
+                     ws->info.nodes[node].address,
                      g->cause.code == bad->status            ? g->cause.message
                      : rdma && rdma->why.code == bad->status ? rdma->why.message
                                                              : leat_strerror(bad->status));
@@ -659,8 +662,13 @@ static int run_remote(struct gather *g, const struct client_rpc_how *how, struct
             return rc;
         const struct net_read *bad = judge(g, &again);
         bool moved = ws_moves(g->rails->ws) != g->moves; /* it may be another node that has it */
+        if (bad && moved && bad->status != PENDING && bad->status != LEAT_TIMED_OUT) {
+            rearm(g, false);
+            if (!g->unquiesced)
+                return GATHER_MOVED;
+        }
         if (bad)
-            return moved ? GATHER_MOVED : bad_read(g, bad, err);
+            return bad_read(g, bad, err);
         if (!again)
             return 0;
         atomic_fetch_add_explicit(&client_counters.reconnects, 1, memory_order_relaxed);

@@ -99,39 +99,61 @@ static unsigned rails_of(const struct rails *r, uint32_t node)
     return MIN(net_addresses_count(r->ws->info.nodes[node].address), NET_PATHS_MAX);
 }
 
-/* TCP and its credit. near: all that is read is on our own node. */
-static int open_remote(struct rails *r, uint64_t inflight_bytes, bool near)
+static void credits_close(struct rails *r)
+{
+    for (unsigned k = 0; k < r->ncredits; k++)
+        credit_fini(&r->credit[k]);
+    r->ncredits = 0;
+}
+
+static int credits_open(struct rails *r)
 {
     const struct leat_ws *ws = r->ws;
-    int rc = r->transports.tcp ? open_tcp(r) : 0;
-    if (!near)
+    int rc = 0;
+    if (!r->near)
         credit_ask(ws->client);
     /* A limit that was fixed is the view's, whatever the rails. */
-    for (uint32_t node = 0; node < ws->info.nnodes && !inflight_bytes && !near; node++)
+    for (uint32_t node = 0; node < ws->info.nnodes && !r->inflight_bytes && !r->near; node++)
         r->ncredits = MAX(r->ncredits, MIN(rails_of(r, node), CREDIT_RAILS));
     r->ncredits = MAX(r->ncredits, 1u);
     for (unsigned k = 0; k < r->ncredits && !rc; k++)
-        rc =
-            credit_init(&r->credit[k], ws->client->credits, ws->client->credit_slot, k, inflight_bytes, near);
+        rc = credit_init(&r->credit[k], ws->client->credits, ws->client->credit_slot, k, r->inflight_bytes,
+                         r->near);
     return rc;
+}
+
+/* TCP and its credit. */
+static int open_remote(struct rails *r)
+{
+    int rc = r->transports.tcp ? open_tcp(r) : 0;
+    return rc ? rc : credits_open(r);
 }
 
 int rails_widen(struct rails *r, struct leat_error *err)
 {
-    if (!r->transports.tcp)
+    if (r->all_local && !r->transports.tcp)
         return error_set(
             err, LEAT_UNSUPPORTED,
             "part of %s has moved to another host, and its view may not read by TCP: load it again",
             r->ws->uri);
-    int rc = open_remote(r, 0, false);
+    /* What was asked for is answered, or has given its credit up. */
+    struct credit before[CREDIT_RAILS];
+    const unsigned nbefore = r->ncredits;
+    memcpy(before, r->credit, sizeof(before));
+    r->ncredits = 0;
+    r->near = false;
+    int rc = r->all_local ? open_remote(r) : credits_open(r);
     if (rc) {
-        for (unsigned k = 0; k < r->ncredits; k++)
-            credit_fini(&r->credit[k]);
-        r->ncredits = 0;
-        if (r->tcp)
+        credits_close(r);
+        if (r->all_local && r->tcp)
             net_free(TAKE_PTR(r->tcp));
+        memcpy(r->credit, before, sizeof(before));
+        r->ncredits = nbefore;
+        r->near = true;
         return error_set(err, rc, "out of memory");
     }
+    for (unsigned k = 0; k < nbefore; k++)
+        credit_fini(&before[k]);
     r->all_local = false;
     return 0;
 }
@@ -145,11 +167,13 @@ int rails_new(struct leat_ws *ws, uint64_t inflight_bytes, const struct transpor
     r->ws = ws;
     r->transports = *transports;
     r->local_node = transports->shm ? ws->local_node : UINT32_MAX;
-    r->all_local = ws->all_local && transports->shm;
+    r->inflight_bytes = inflight_bytes;
+    r->near = ws->all_local;
+    r->all_local = r->near && transports->shm;
     r->ends = calloc((size_t)ws->info.nnodes + 1, sizeof(*r->ends));
     int rc = r->ends ? net_shm_new(&r->shm) : -ENOMEM;
     if (!rc && !r->all_local)
-        rc = open_remote(r, inflight_bytes, ws->all_local);
+        rc = open_remote(r);
     if (rc)
         error_set(err, rc, "out of memory");
     if (!rc && !r->all_local)
@@ -547,8 +571,7 @@ void rails_free(struct rails *r)
     if (!r)
         return;
     rails_quiesce(r);
-    for (unsigned k = 0; k < r->ncredits; k++)
-        credit_fini(&r->credit[k]);
+    credits_close(r);
     if (r->rdma)
         net_free(r->rdma);
     if (r->tcp)

@@ -385,6 +385,96 @@ static void test_refused_where_it_was(void **state)
     fixture_close(&x);
 }
 
+/* A sample whose `data` is in region 1 alone. */
+static uint64_t in_region_1(void)
+{
+    return FAKE_REGION_BYTES / 60 + 1;
+}
+
+/* It leaves our node before it was mapped here. */
+static void test_leaves_before_it_is_mapped(void **state)
+{
+    const uint64_t id = in_region_1();
+    const unsigned field = 0;
+    uint8_t buf[60];
+    struct fixture x;
+    struct leat_batch *batch;
+    for (unsigned single = 0; single < 2; single++) {
+        fixture_open(&x, (struct fake_options){.places = true});
+        x.daemon->leaves[1] = true;
+        if (single) {
+            assert_int_equal(leat_read(x.ws, id, 0, buf, sizeof(buf), 0, NULL, &err), 0);
+            assert_true(fake_matches(id, 0, buf, sizeof(buf)));
+        } else {
+            struct leat_view_options o = {.size = sizeof(o), .batch_size = 1, .fields = &field, .nfields = 1};
+            struct leat_view *view;
+            assert_int_equal(leat_load(x.ws, &o, &view, &err), 0);
+            assert_int_equal(leat_read_batch(view, &id, 1, 0, &batch, &err), 0);
+            assert_true(fake_matches(id, 0, leat_batch_data(batch, 0, NULL), 60));
+            leat_batch_release(batch);
+            leat_view_close(view);
+        }
+        assert_int_equal(ws_region_node(x.ws, 1), 1);
+        fixture_close(&x);
+    }
+}
+
+/* The limit that a view was given stays when the first region leaves. One that reads its own host by TCP has
+ * the credit of a network from then on. */
+static void test_credit_when_it_leaves(void **state)
+{
+    struct fixture x;
+    struct leat_view *fixed, *by_tcp;
+    struct leat_view_options o = {.size = sizeof(o), .batch_size = 32, .inflight_bytes = 5000},
+                             tcp = {.size = sizeof(o), .batch_size = 32, .transport = "tcp"};
+    fixture_open(&x, (struct fake_options){.places = true});
+    assert_int_equal(leat_load(x.ws, &o, &fixed, &err), 0);
+    assert_int_equal(leat_load(x.ws, &tcp, &by_tcp, &err), 0);
+    read_some(fixed);
+    read_some(by_tcp);
+    const uint64_t floor_bytes = by_tcp->rails->credit[0].floor_bytes;
+    fake_move(x.daemon, 1, 1);
+    read_some(fixed);
+    read_some(by_tcp);
+    assert_int_equal(credit_limit(&fixed->rails->credit[0]), 5000);
+    assert_true(by_tcp->rails->credit[0].floor_bytes < floor_bytes);
+    leat_view_close(fixed);
+    leat_view_close(by_tcp);
+    fixture_close(&x);
+}
+
+static void *move_during_read(void *user)
+{
+    struct fake_daemon *f = user;
+    while (!f->brokers)
+        test_pause_us(1000);
+    fake_move(f, 2, 1);
+    return NULL;
+}
+
+/* A deadline that passes while another region moves is a deadline. */
+static void test_deadline_while_regions_move(void **state)
+{
+    const uint64_t id = in_region_1();
+    const unsigned field = 0;
+    struct leat_view_options o = {.size = sizeof(o), .batch_size = 1, .fields = &field, .nfields = 1};
+    struct fixture x;
+    struct leat_view *view;
+    struct leat_batch *batch;
+    pthread_t thread;
+    fixture_open(&x, (struct fake_options){.remote_odd = true, .places = true});
+    x.daemon->hold_broker = true;
+    const uint64_t reconnects = client_counters.reconnects;
+    assert_int_equal(leat_load(x.ws, &o, &view, &err), 0);
+    assert_int_equal(pthread_create(&thread, NULL, move_during_read, x.daemon), 0);
+    assert_int_equal(leat_read_batch(view, &id, 1, 300 * NS_PER_MS, &batch, &err), LEAT_TIMED_OUT);
+    pthread_join(thread, NULL);
+    assert_int_equal(ws_moves(x.ws), 1);
+    assert_int_equal(client_counters.reconnects, reconnects); /* it was not tried again */
+    leat_view_close(view);
+    fixture_close(&x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -402,6 +492,9 @@ int main(void)
         cmocka_unit_test(test_regions_move),
         cmocka_unit_test(test_first_region_leaves),
         cmocka_unit_test(test_refused_where_it_was),
+        cmocka_unit_test(test_leaves_before_it_is_mapped),
+        cmocka_unit_test(test_credit_when_it_leaves),
+        cmocka_unit_test(test_deadline_while_regions_move),
     };
     return cmocka_run_group_tests_name("client_read", tests, NULL, NULL);
 }
