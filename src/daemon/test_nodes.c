@@ -352,6 +352,40 @@ static void test_mover_asks_new_host(void **state)
     stop(&h[0]);
 }
 
+/* A node to which a set is described after its region moved learns the number of that move, from the host. */
+static void test_described_after_moves(void **state)
+{
+    struct host h[4];
+    struct opened o, late;
+    char *nodes[5] = {NULL};
+    testing_npy("described.npy", 1, 10, 5003);
+    addresses(h, 4);
+    for (unsigned k = 0; k < 4; k++)
+        nodes[k] = h[k].address;
+    for (unsigned k = 0; k < 4; k++)
+        start(&h[k], token, nodes, 4);
+    for (unsigned k = 0; k < 16; k++)
+        test_run_until(k / 4 == k % 4 || is_up(&h[k / 4], k % 4), loop_turn(loop, 10));
+    open_at(&h[0], "described.npy", &o);
+    assert_non_null(o.ws);
+    const unsigned from = wset_region_node(o.ws, 0);
+    unsigned other = 0; /* the opener, the host and the node that placed it have the set: one does not */
+    for (unsigned k = 0; k < 4; k++) {
+        struct wset *ws = pool_find_uuid(h[k].pool, o.ws->uuid);
+        assert_true(!ws || (wset_region_move(ws, 0, (from + 1) % 4, 1) && wset_region_move(ws, 0, from, 2)));
+        other = ws ? other : k;
+    }
+    assert_null(pool_find_uuid(h[other].pool, o.ws->uuid));
+    open_at(&h[other], "described.npy", &late);
+    assert_non_null(late.ws);
+    assert_memory_equal(late.ws->uuid, o.ws->uuid, sizeof(o.ws->uuid));
+    test_run_until(atomic_load(&late.ws->places[0]) == live_place(from, 2), loop_turn(loop, 10));
+    pool_unlease(late.ws);
+    pool_unlease(o.ws);
+    for (unsigned k = 0; k < 4; k++)
+        stop(&h[k]);
+}
+
 static void on_install_answer(void *user, struct peer_reply *reply)
 {
     snprintf(user, LEAT_ERROR_MESSAGE_MAX, "%d %s", reply->status, reply->message ? reply->message : "");
@@ -376,6 +410,7 @@ static void test_next_version_without_places(void **state)
     assert_non_null(o.ws);
     struct wset *old = o.ws, *theirs = pool_find_uuid(h[1].pool, old->uuid);
     test_run_until(theirs && wset_complete(theirs), loop_turn(loop, 10));
+    assert_true(wset_region_move(old, 0, 1 - wset_region_node(old, 0), 1)); /* goes ahead of INSTALL */
     const uint64_t end = old->nregions * old->region_bytes;
     assert_int_equal(index_builder_new(INDEX_KIND_PUSHED, "", &b), 0);
     assert_int_equal(index_builder_field(b, "f", "", INDEX_FIELD_TABLE, 0, NULL, 0, 0), 0);
@@ -401,6 +436,7 @@ static void test_next_version_without_places(void **state)
     test_run_until(answer[0], loop_turn(loop, 10));
     assert_non_null(strstr(answer, "does not fit the version that it follows"));
     assert_null(pool_find_uuid(h[1].pool, next->uuid));
+    assert_int_equal(atomic_load(&theirs->places[0]), atomic_load(&old->places[0]));
     wset_unref(next);
     pool_unlease(o.ws);
     stop(&h[1]);
@@ -1190,6 +1226,7 @@ int main(void)
         cmocka_unit_test(test_other_list),
         cmocka_unit_test(test_regions_move),
         cmocka_unit_test(test_mover_asks_new_host),
+        cmocka_unit_test(test_described_after_moves),
         cmocka_unit_test(test_next_version_without_places),
         cmocka_unit_test(test_ready_of_no_incarnation),
         cmocka_unit_test(test_late_ready),
