@@ -446,8 +446,7 @@ static void test_credit_when_it_leaves(void **state)
 static void *move_during_read(void *user)
 {
     struct fake_daemon *f = user;
-    while (!f->brokers)
-        test_pause_us(1000);
+    test_wait_until(f->brokers);
     fake_move(f, 2, 1);
     return NULL;
 }
