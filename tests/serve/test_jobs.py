@@ -99,11 +99,13 @@ def test_lists(node, cold):
 
     assert listed("") == [c, b, a]
     assert listed("kind=prefetch") == [b, a]
-    assert listed("match=x1%24") == [c, a]
-    assert listed("kind=evict&match=%5Ecold/x%5B12%5D") == [c]
+    assert listed("match=d/x1") == [c, a] and listed("match=D/x1") == [] and listed("match=") == [c, b, a]
+    assert listed("kind=evict&match=cold/") == [c] and listed("match=fetch") == [b, a]
+    # No text is more than text: an expression like this one would take all memory.
+    assert listed("match=" + "(" * 4 + "a%7B9%7D" + "%2B" * 40) == []
     assert listed("running=false") == [c, b, a] and listed("running=true") == []
-    for query, word in (("match=%7B", "regular expression"), ("match=%5C1", "regular expression"), ("match=(", "regular expression"),
-                        ("running=yes", "true or false"), ("kind=" + "x" * 40, "more than"), ("match=%zz", "encoded"), ("match=%00", "encoded")):
+    for query, word in (("match=" + "x" * 101, "101 bytes"), ("kind=" + "x" * 40, "at most 15"), ("running=yes", "true or false"),
+                        ("running=yes-and-more", "at most"), ("match=%zz", "encoded"), ("match=%00", "encoded")):
         assert word in listed(query), query
 
 
