@@ -190,6 +190,13 @@ def test_bodies_that_are_too_much(node, described):
     assert answer.status == 415
 
 
+def test_queries_that_are_too_long(node, described):
+    """None is cut: what stood behind the cut would be left out, or half of a word would be looked for."""
+    assert node.ask("GET", "/v1/jobs?running=true&match=" + "%61" * 100).status == 200
+    answer = conforms(described, node.ask("GET", "/v1/jobs?" + "x=1&" * 130 + "running=maybe"), "/v1/jobs", "get")
+    assert answer.status == 400 and "more than 511 bytes" in answer.json["error"]["message"]
+
+
 def test_jobs_and_sets(node, described):
     assert conforms(described, node.ask("GET", "/v1/jobs"), "/v1/jobs", "get").json == {"jobs": []}
     for body in ({}, {"kind": "prefetch"}, {"kind": "burn", "bucket": "b"}, {"kind": "evict", "bucket": "no-such-bucket"},

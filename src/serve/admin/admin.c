@@ -372,6 +372,11 @@ void admin_request(struct admin *admin, struct http_request *req)
         send_error(req, 415, "Content-Type: application/json is wanted", NULL, NULL);
         return;
     }
+    if (req->query.len >= sizeof(((struct admin_task *)0)->query)) {
+        send_error(req, 400, "the query has more than 511 bytes: leave parameters out, or shorten them", NULL,
+                   NULL);
+        return;
+    }
     struct admin_task *v = calloc(1, sizeof(*v));
     if (!v) {
         send_error(req, 503, "out of memory", "Retry-After", "2");

@@ -32,8 +32,8 @@ struct admin_task {
 
     /* For the route, which sets `out` or `text`, or fails. */
     char name[NAME_MAX_BYTES + 1]; /* the part of the path at {name}, decoded */
-    char query[256];
-    json_t *in; /* the body, where there was one */
+    char query[512];               /* whole: a longer one is refused */
+    json_t *in;                    /* the body, where there was one */
     unsigned status;
     json_t *out;
     struct bytes_out text;
