@@ -56,8 +56,8 @@ struct backend_config {
      * cancellation. */
     const atomic_bool *cancelled;
     /*
-     * Whose requests they are, in any words (not kept). Sessions of one endpoint with the same identity share,
-     * in all of the process, how much its server takes, and the pauses that it asks for. NULL: this one shares
+     * Whose requests they are, in any words (not kept). Sessions of one endpoint and region with the same
+     * identity share, in all of the process, how much its server takes, and the pauses that it asks for. NULL: this one shares
      * with none. S3's.
      */
     const char *identity;

@@ -276,8 +276,6 @@ static void block_end(struct s3_exchange *rq, int rc, const struct leat_error *e
         read_spoil(read, rc, err);
     else if (f->whole)
         object_sum_add(f->whole, k->offset, rq->dst, k->bytes);
-    if (rc == 0)
-        throttle_good(b->throttle, b->max_blocks);
     read->inside--;
     read->left -= k->bytes;
     block_free(b, k);
@@ -370,11 +368,11 @@ static void pump(struct s3_session *b)
     if (b->ending)
         return;
     uint64_t until = throttle_until(b->throttle);
-    if (until && !list_empty(&b->asking)) {
+    /* What has ended waits for no pause: its timer stands at once, and comes back here. */
+    if (until && !list_empty(&b->asking) && list_empty(&b->ended_ops))
         loop_timer_set(b->loop, &b->pump, until);
-        return;
-    }
-    while (b->nblocks < (unsigned)throttle_limit(b->throttle, b->max_blocks) &&
+    /* One goes through in a pause: a read has no deadline before it has begun. */
+    while ((!until || !b->nblocks) && b->nblocks < (unsigned)throttle_limit(b->throttle, b->max_blocks) &&
            (read = list_first(&b->asking, struct backend_read, node))) {
         uint64_t bytes = block_bytes(b, read);
         if (bytes > SMALL_BYTES && b->nblocks - b->nsmall >= b->config.connections)

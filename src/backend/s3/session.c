@@ -583,6 +583,7 @@ static void on_done(struct http_call *call, int rc, const struct leat_error *err
         bytes_out_fini(&rq->text);
         rq->text = call->text;
         call->text = (struct bytes_out){0};
+        throttle_good(rq->b->throttle, rq->b->max_blocks);
         request_end(rq, 0, NULL);
         return;
     }
@@ -758,7 +759,8 @@ static int throttle_of(struct s3_session *b)
 {
     AUTO_FREE char *name = NULL;
     const char *endpoint = b->settings.endpoint ? b->settings.endpoint : "";
-    if (b->config.identity && asprintf(&name, "%s %s", endpoint, b->config.identity) < 0)
+    const char *region = b->settings.region ? b->settings.region : "";
+    if (b->config.identity && asprintf(&name, "%s %s %s", endpoint, region, b->config.identity) < 0)
         return -ENOMEM;
     return throttle_get(name, &b->throttle);
 }

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "backend/backend.h"
+#include "backend/s3/throttle.h"
 #include "http/client/testing.h"
 #include "base/clock.h"
 #include "base/testing.h"
@@ -18,6 +19,7 @@
 
 static _Atomic unsigned heard, retried[OPS], begun, aborted, completed, parts;
 static atomic_bool answers, hangs; /* requests are answered; parts of copies are not */
+static const char *identity;       /* of the next session */
 static struct web_server server;
 
 static unsigned number_of(const char *path)
@@ -93,8 +95,12 @@ static struct backend *begin(void (*talk)(struct web_peer *p), unsigned connecti
     atomic_store(&hangs, false);
     web_start(&server, talk, NULL);
     snprintf(url, sizeof(url), "http://127.0.0.1:%u", server.origin.port);
-    struct backend_config config = {
-        .connections = connections, .endpoint = url, .region = "us-east-1", .anonymous = true, .given = true};
+    struct backend_config config = {.connections = connections,
+                                    .endpoint = url,
+                                    .region = "us-east-1",
+                                    .anonymous = true,
+                                    .given = true,
+                                    .identity = identity};
     if (backend_new(&config, &b, &err) < 0)
         fail_msg("%s", err.message);
     return b;
@@ -200,6 +206,83 @@ static void test_wrong(void **state)
     assert_int_equal(asked[3].rc, LEAT_INVALID);
     assert_int_equal(asked[4].ended, 0);
     end(b);
+}
+
+/* --- what the server takes -------------------------------------------------------------------------------- */
+
+static struct throttle *throttle_of_server(void)
+{
+    struct throttle *t;
+    char name[200];
+    snprintf(name, sizeof(name), "http://127.0.0.1:%u us-east-1 me", server.origin.port);
+    assert_int_equal(throttle_get(name, &t), 0);
+    return t;
+}
+
+/* Each good answer says that the server takes more, of whatever request. */
+static void test_good_answers(void **state)
+{
+    (void)state;
+    identity = "me";
+    struct backend *b = begin(talk_keys, 4);
+    struct throttle *t = throttle_of_server();
+    atomic_store(&answers, true);
+    throttle_busy(t, 100, 0);
+    double before = throttle_limit(t, 100);
+    assert_true(before < 100);
+    ended = 0;
+    ask(b, 0, BACKEND_STAT, NULL);
+    ask(b, 1, BACKEND_STAT, NULL); /* missing: no sign of either */
+    test_run_until(ended == 2, turn(b));
+    assert_true(throttle_limit(t, 100) > before);
+    throttle_unref(t);
+    end(b);
+    identity = NULL;
+}
+
+static struct backend *reading;
+static struct backend_read reads[2];
+static unsigned read_ends;
+
+static void read_done(struct backend_read *read, int rc, const struct leat_error *err)
+{
+    (void)err;
+    assert_true(rc < 0); /* no such object */
+    read_ends++;
+    if (read == &reads[0])
+        ask(reading, 9, BACKEND_STAT, "s3://bucket/");
+}
+
+/* A pause of the server's is for what is sent: what failed here ends all the same. */
+static void test_pause(void **state)
+{
+    (void)state;
+    static char dst[2][100];
+    struct leat_error err;
+    struct backend_file *f;
+    identity = "me";
+    struct backend *b = begin(talk_keys, 4);
+    struct throttle *t = throttle_of_server();
+    assert_int_equal(backend_open(b, "s3://bucket/k1", NULL, 0, &f, &err), 0);
+    throttle_busy(t, 100, NS_PER_S * 60);
+    reading = b;
+    ended = read_ends = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        reads[i] = (struct backend_read){
+            .file = f, .offset = 200 * i, .bytes = 100, .dst = dst[i], .done = read_done};
+        backend_submit(b, &reads[i]);
+    }
+    test_run_until(heard == 1, turn(b)); /* one is sent all the same */
+    assert_true(throttle_until(t) > 0);
+    atomic_store(&answers, true);
+    test_run_until(ended == 1, turn(b));
+    assert_true(throttle_until(t) > 0);
+    assert_int_equal(asked[9].rc, LEAT_INVALID);
+    test_run_until(read_ends == 2, turn(b));
+    throttle_unref(t);
+    backend_close(f);
+    end(b);
+    identity = NULL;
 }
 
 static void test_cancel(void **state)
@@ -330,7 +413,8 @@ int main(void)
         cmocka_unit_test(test_many),         cmocka_unit_test(test_wrong),
         cmocka_unit_test(test_cancel),       cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_session_ends), cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_copy_cancel),
+        cmocka_unit_test(test_copy_cancel),  cmocka_unit_test(test_good_answers),
+        cmocka_unit_test(test_pause),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

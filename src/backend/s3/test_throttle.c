@@ -8,6 +8,7 @@
 
 #include "backend/s3/throttle.h"
 #include "base/clock.h"
+#include "base/testing.h"
 
 #define MOST 100u
 
@@ -28,8 +29,12 @@ static void test_share(void **state)
     uint64_t until = throttle_until(same);
     assert_true(until > 0 && until <= clock_now_ns() + 5 * NS_PER_S);
     assert_true(throttle_until(other) == 0 && throttle_until(own) == 0);
+    /* One that runs is not made longer: each request that is let through would be refused, and do so. */
+    test_pause_us(1000);
+    throttle_busy(same, MOST, 1000 * NS_PER_S);
+    assert_int_equal(throttle_until(one), until);
     throttle_unref(one);
-    assert_true(throttle_limit(same, MOST) < 71);
+    assert_true(throttle_limit(same, MOST) < 50);
     throttle_unref(same);
     assert_int_equal(throttle_get("a", &one), 0); /* its last one has gone */
     assert_true(throttle_limit(one, MOST) == MOST && throttle_until(one) == 0);
@@ -46,6 +51,8 @@ static void test_down_and_up(void **state)
     for (unsigned i = 0; i < 1000; i++)
         throttle_busy(t, MOST, 0);
     assert_true(throttle_limit(t, MOST) >= 1 && throttle_limit(t, MOST) < 1.1);
+    throttle_busy(t, 4, 0); /* a small session's: a quarter is its least, and more than there is */
+    assert_true(throttle_limit(t, MOST) < 1.1);
     unsigned n = 0;
     for (; throttle_limit(t, MOST) < MOST; n++)
         throttle_good(t, MOST);

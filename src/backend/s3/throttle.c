@@ -78,12 +78,13 @@ void throttle_busy(struct throttle *t, unsigned most, uint64_t pause_ns)
 {
     uint32_t share = atomic_load(&t->share), less;
     do {
-        less = MAX((uint32_t)(share * 0.7), ONE / most);
+        less = MIN(share, MAX((uint32_t)(share * 0.7), ONE / most));
     } while (!atomic_compare_exchange_weak(&t->share, &share, less));
     if (!t->name[0] || !pause_ns)
         return;
-    uint64_t until = clock_now_ns() + MIN(pause_ns, HOLD_MAX), is = atomic_load(&t->until_ns);
-    while (is < until && !atomic_compare_exchange_weak(&t->until_ns, &is, until)) {
+    /* One that runs stays as it is: what is let through may be refused as well, and there would be no end. */
+    uint64_t now = clock_now_ns(), is = atomic_load(&t->until_ns);
+    while (is <= now && !atomic_compare_exchange_weak(&t->until_ns, &is, now + MIN(pause_ns, HOLD_MAX))) {
     }
 }
 

@@ -290,6 +290,15 @@ int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session 
         *ret_session = s;
         return 0;
     }
+    /* With the bucket: servers count the requests of each, and a busy one says nothing of another. */
+    AUTO_FREE char *identity = NULL;
+    const char *who = r->access_key ? r->access_key : r->profile ? r->profile : "";
+    const char *place = strstr(r->uri, "//");
+    place = place ? place + 2 : "";
+    if (asprintf(&identity, "%s %.*s", who, (int)strcspn(place, "/"), place) < 0) {
+        identity = NULL; /* undefined */
+        return -ENOMEM;
+    }
     s = calloc(1, sizeof(*s));
     if (!s)
         return -ENOMEM;
@@ -310,9 +319,7 @@ int tier_session_get(struct tier *t, struct tier_bucket *b, struct tier_session 
         .given = r->anonymous || r->access_key,
         .credentials = r->access_key ? say_credentials : NULL,
         .user = b,
-        .identity = r->access_key ? r->access_key
-                    : r->profile  ? r->profile
-                                  : "",
+        .identity = identity,
         .cancelled = &t->stopping,
     };
     rc = backend_new(&config, &s->backend, err);
