@@ -287,8 +287,10 @@ static int start(struct serve *s, const struct serve_config *c, struct leat_erro
         rc = s3_service_new(&service, &s->service);
     if (rc == 0)
         rc = start_admin(s, c, err);
-    if (rc == 0)
+    if (rc == 0) {
         jobs_begin(s->jobs);
+        admin_begin(s->admin);
+    }
     if (rc == 0)
         rc = start_http(s, c, err);
     if (rc == 0)

@@ -47,7 +47,9 @@ struct scrub {
     pthread_t thread;
     bool has_thread;
     uint8_t *buf; /* STORE_BLOCK, aligned for direct I/O; the thread's */
-    uint64_t due_ns, saved_ns;
+    uint64_t due_ns;
+    _Atomic uint64_t saved_ns;
+    pthread_mutex_t saving; /* before lock: its file is written by one at a time, the latest last */
     bool idle_class;
     _Atomic uint64_t total_objects, total_bytes, total_repaired; /* since the start */
     pthread_mutex_t lock;                                        /* guards the fields below */
@@ -132,6 +134,7 @@ static void save(struct scrub *sc)
 {
     struct path *p = sc->p;
     size_t len = 0;
+    pthread_mutex_lock(&sc->saving);
     pthread_mutex_lock(&sc->lock);
     AUTO_FREE char *text = sc->changed && !atomic_load(&p->failed) ? state_text(sc, &len) : NULL;
     sc->changed = false;
@@ -139,6 +142,7 @@ static void save(struct scrub *sc)
     sc->saved_ns = clock_now_ns();
     if (text)
         store_io_replace(p->store->io, p->dir, "scrub", text, len, NULL);
+    pthread_mutex_unlock(&sc->saving);
 }
 
 /* text has a NUL behind it. */
@@ -678,6 +682,7 @@ int store_scrub_new(struct path *p, struct leat_error *err)
         free(sc);
         return error_set(err, -ENOMEM, "no memory for the scrub of %s", p->dir);
     }
+    pthread_mutex_init(&sc->saving, NULL);
     pthread_mutex_init(&sc->lock, NULL);
     cond_init(&sc->wake);
     p->scrub = sc;
@@ -707,6 +712,7 @@ void store_scrub_end(struct path *p)
     }
     save(sc);
     pthread_mutex_destroy(&sc->lock);
+    pthread_mutex_destroy(&sc->saving);
     pthread_cond_destroy(&sc->wake);
     free(sc->buf);
     free(sc);
@@ -741,7 +747,7 @@ void store_scrub_stop(struct store *s)
         if (!sc)
             continue;
         pthread_mutex_lock(&sc->lock);
-        sc->changed |= sc->asked;
+        sc->changed |= sc->asked || (s->scrub_period_s == NEVER && sc->now.begun_ns);
         sc->asked = false;
         if (s->scrub_period_s == NEVER) {
             sc->now = (struct store_scrub_pass){0};
@@ -749,6 +755,7 @@ void store_scrub_stop(struct store *s)
         }
         pthread_cond_signal(&sc->wake);
         pthread_mutex_unlock(&sc->lock);
+        save(sc); /* a kill now does not bring it back */
     }
 }
 

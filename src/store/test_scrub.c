@@ -295,6 +295,19 @@ static bool is_through_large(const struct store_scrub_status *st)
     return st->now.objects >= 11 || !st->now.begun_ns;
 }
 
+static void assert_not_asked(struct fixture *f)
+{
+    char name[400], text[200] = "", asked;
+    snprintf(name, sizeof(name), "%s/scrub", f->dir);
+    FILE *file = fopen(name, "r");
+    assert_non_null(file);
+    assert_true(fread(text, 1, sizeof(text) - 1, file) > 0);
+    fclose(file);
+    assert_int_equal(sscanf(text, "leat-scrub 1\nnext %*d %c\nnow 0 ", &asked), 1);
+    assert_int_equal(asked, '0');
+    assert_non_null(strstr(text, "\nnow 0 "));
+}
+
 /* Its own thread begins when asked, at the allowed pace, and ends amid an object when the store does. */
 static void test_thread(void **state)
 {
@@ -320,7 +333,12 @@ static void test_thread(void **state)
     store_scrub_status(f->s->paths[0], &st);
     assert_int_equal(st.state, STORE_SCRUB_RUNNING);
     assert_true(st.now.objects < 14);
+    store_free(TAKE_PTR(f->s));
+    assert_int_equal(store_new(&c, &f->s, NULL), 0);
+    store_scrub_status(f->s->paths[0], &st);
+    assert_true(st.asked);
     store_scrub_stop(f->s);
+    assert_not_asked(f); /* on the disk: a kill now does not bring it back */
     store_scrub_status(f->s->paths[0], &st);
     assert_int_equal(st.state, STORE_SCRUB_OFF);
     store_free(TAKE_PTR(f->s));

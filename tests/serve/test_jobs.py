@@ -140,6 +140,30 @@ def test_scrub(node):
     assert ended(node, third)["state"] == "cancelled"
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["aborted", "forgotten"])
+def test_a_scrub_stays_away(node, lost):
+    """A pass that was aborted does not come back after a kill, nor one whose job is not known any more."""
+    node.server.stop()
+    node.server.options = (*node.server.options, "--scrub-rate", "1M", "--scrub", "off")
+    node.server.start()
+    assert node.server.request("PUT", "/own").status == 200
+    for i in range(6):
+        assert node.server.request("PUT", f"/own/{i}", body=content(f"{i}", MIB)).status == 200
+    number = node.ask("POST", "/v1/scrub", {}).json["job"]
+    node.server.stop()  # the disk knows what was asked for
+    if lost:
+        (node.server.store / "jobs" / "journal").unlink()
+        node.server.start()
+    else:
+        node.server.start()
+        assert node.ask("GET", "/v1/scrub").json["paths"][0]["scrub"]["state"] == "running"
+        assert node.ask("DELETE", f"/v1/jobs/{number}").status == 202
+        node.server.kill()
+        node.server.start()
+    now = node.ask("GET", "/v1/scrub").json
+    assert now["job"] is None and now["paths"][0]["scrub"]["state"] == "off" and not now["paths"][0]["scrub"]["asked"]
+
+
 def test_two_paths(node, cold, tmp_path):
     """The journal lies in the first path that works. One that is found on another path moves there; while a path is away ids are new."""
     node.server.options = (*node.server.options, "--store", tmp_path / "second")

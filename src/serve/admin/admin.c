@@ -435,6 +435,11 @@ int admin_new(const struct admin_config *config, struct admin **ret_admin, struc
     return 0;
 }
 
+void admin_begin(struct admin *admin)
+{
+    scrub_settle(admin);
+}
+
 void admin_free(struct admin *admin)
 {
     if (!admin)

@@ -49,6 +49,8 @@ struct admin_config {
 struct admin;
 int admin_new(const struct admin_config *config, struct admin **ret_admin, struct leat_error *err);
 void admin_free(struct admin *admin); /* after the server and the workers; NULL is fine */
+/* After jobs_begin: ends a scrub that the store remembers, and no job asks for. Waits for the disk. */
+void admin_begin(struct admin *admin);
 /* Whose connections are counted. Before it, there are none in the status. */
 void admin_watch(struct admin *admin, struct http_server *server);
 

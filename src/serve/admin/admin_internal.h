@@ -72,6 +72,8 @@ int v1_scrub(struct admin_task *v);
 int v1_scrub_start(struct admin_task *v);
 int v1_scrub_stop(struct admin_task *v);
 void scrub_register(struct admin *admin);
+/* Stops a pass that was asked for, unless a job runs that asks for it. */
+void scrub_settle(struct admin *admin);
 /* Of one path; NULL: no memory. */
 json_t *scrub_json(const struct store_scrub_status *s);
 /* v1_sets.c */

@@ -70,7 +70,11 @@ static int scrub_run(void *user, struct job *job, struct leat_error *err)
 
 static void scrub_abort(void *user)
 {
-    struct admin *admin = user;
+    scrub_settle(user);
+}
+
+void scrub_settle(struct admin *admin)
+{
     pthread_mutex_lock(&admin->scrub_lock);
     if (!scrub_job(admin)) /* it is not of another one, begun since */
         store_scrub_stop(admin->config.store);
