@@ -132,7 +132,7 @@ static void *job_main(void *arg)
     struct job *job = arg;
     struct jobs *jobs = job->jobs;
     struct leat_error err = {0};
-    int rc = job->ops->run(job->ops->user, job, &err);
+    int rc = atomic_load(&job->abort) ? 0 : job->ops->run(job->ops->user, job, &err);
     if (rc < 0 && !err.message[0])
         error_sys(&err, rc, "it failed");
     pthread_mutex_lock(&jobs->change);
@@ -151,12 +151,10 @@ static void *job_main(void *arg)
 }
 
 /* Under `change`. */
-static int run(struct jobs *jobs, struct job *job, const struct job_kind *kind)
+static int run(struct jobs *jobs, struct job *job)
 {
     sigset_t all, was;
     sigfillset(&all);
-    job->jobs = jobs;
-    job->ops = kind;
     job->run_ns = clock_now_ns();
     pthread_mutex_lock(&jobs->lock);
     pthread_sigmask(SIG_SETMASK, &all, &was);
@@ -282,15 +280,18 @@ void jobs_begin(struct jobs *jobs)
     for (struct list *node = jobs->table.all.prev; node != &jobs->table.all; node = node->prev) {
         struct job *job = container_of(node, struct job, node);
         const struct job_kind *kind = kind_of(jobs, job->kind);
-        if (jobs_restart_step(&jobs->table, job, kind && kind->resumes, n, clock_now_ns(), wall_ns()))
-            again[n++] = job;
+        if (!jobs_restart_step(&jobs->table, job, kind && kind->resumes, n, clock_now_ns(), wall_ns()))
+            continue;
+        job->jobs = jobs;
+        job->ops = kind;
+        again[n++] = job;
     }
     pthread_mutex_unlock(&jobs->lock);
     forget_old(jobs);
     rewrite(jobs);
     for (unsigned i = 0; i < n; i++) {
         struct leat_error err = {0};
-        int rc = run(jobs, again[i], kind_of(jobs, again[i]->kind));
+        int rc = run(jobs, again[i]);
         if (rc < 0)
             not_run(jobs, again[i], rc, &err);
         log_info("jobs: %s %s (%llu) continues", again[i]->kind, again[i]->subject,
@@ -388,6 +389,8 @@ static int admit(struct jobs *jobs, const struct job_kind *kind, const struct jo
     *ret_job = jobs_start_step(&jobs->table, spec, wall_ns());
     if (!*ret_job)
         return error_set(err, -ENOMEM, "no memory for a job");
+    (*ret_job)->jobs = jobs; /* an abort may come while its record is written */
+    (*ret_job)->ops = kind;
     *ret_id = (*ret_job)->id;
     return 0;
 }
@@ -412,7 +415,7 @@ int jobs_start(struct jobs *jobs, const struct job_spec *spec, uint64_t *ret_id,
     pthread_mutex_unlock(&jobs->lock);
     if (job) {
         record(jobs, job, &out);
-        rc = run(jobs, job, kind);
+        rc = run(jobs, job);
         if (rc < 0)
             rc = not_run(jobs, job, rc, err);
     }
@@ -424,15 +427,16 @@ int jobs_abort(struct jobs *jobs, uint64_t id)
 {
     pthread_mutex_lock(&jobs->lock);
     struct job *job = jobs_table_find(&jobs->table, id);
-    const struct job_kind *kind = job && !job_has_ended(job) ? job->ops : NULL;
-    if (kind) {
+    bool lives = job && !job_has_ended(job);
+    const struct job_kind *kind = lives ? job->ops : NULL; /* NULL: jobs_begin comes, and cancels it */
+    if (lives) {
         atomic_store(&job->abort, true); /* before the disk is waited for */
         pthread_cond_broadcast(&jobs->moved);
     }
     pthread_mutex_unlock(&jobs->lock);
-    if (!kind)
+    if (!lives)
         return job ? 0 : LEAT_NOT_FOUND;
-    if (kind->abort)
+    if (kind && kind->abort)
         kind->abort(kind->user);
     pthread_mutex_lock(&jobs->change);
     pthread_mutex_lock(&jobs->lock);

@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "base/log.h"
@@ -381,6 +382,53 @@ static void test_folders(void **state)
     assert_false(ended(c).durable);
 }
 
+static struct {
+    atomic_bool armed, over;
+    pthread_t thread;
+    uint64_t id;
+} aborter;
+
+static void *abort_it(void *arg)
+{
+    assert_int_equal(jobs_abort(f.jobs, aborter.id), 0);
+    atomic_store(&aborter.over, true);
+    return arg;
+}
+
+/* In front of libc's: the record of a start is flushed, and an abort comes. */
+int fdatasync(int fd)
+{
+    if (atomic_exchange(&aborter.armed, false)) {
+        pthread_create(&aborter.thread, NULL, abort_it, NULL);
+        test_wait_until(atomic_load(&aborter.over) || get(aborter.id).state == JOB_ABORTING);
+    }
+    return (int)syscall(SYS_fdatasync, fd);
+}
+
+/* An abort before the job's thread has begun is no less one, and the job does nothing. */
+static void test_abort_at_once(void **state)
+{
+    (void)state;
+    begin();
+    aborter.id = start("again", "") + 1;
+    test_wait_until(atomic_load(&f.runs) == 1);
+    atomic_store(&aborter.armed, true);
+    assert_int_equal(start("again", ""), aborter.id);
+    assert_int_equal(ended(aborter.id).state, JOB_CANCELLED);
+    pthread_join(aborter.thread, NULL);
+    assert_false(atomic_load(&aborter.armed));
+    assert_int_equal(atomic_load(&f.runs), 1);
+    /* Also one that came before jobs_begin. */
+    struct leat_error err;
+    uint64_t id = start("again", "");
+    stop();
+    assert_int_equal(jobs_new(&(struct jobs_config){.dir = f.dir}, &f.jobs, &err), 0);
+    jobs_register(f.jobs, &again);
+    assert_int_equal(jobs_abort(f.jobs, id), 0);
+    jobs_begin(f.jobs);
+    assert_int_equal(ended(id).state, JOB_CANCELLED);
+}
+
 /* Each allocation fails in turn: nothing leaks, and a job that is shown as durable is there after a restart. */
 static void test_no_memory(void **state)
 {
@@ -432,6 +480,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_killed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bad_journal, setup, teardown),
         cmocka_unit_test_setup_teardown(test_folders, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_abort_at_once, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
