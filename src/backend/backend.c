@@ -142,10 +142,14 @@ void backend_op_ended(struct backend_op *op, int rc, const struct leat_error *er
 unsigned backend_ops_deliver(struct list *ended, unsigned *pending)
 {
     unsigned n = 0;
-    struct list *last = ended->prev;
-    for (bool more = !list_empty(ended); more; n++) {
-        struct backend_op *op = list_first(ended, struct backend_op, node);
-        more = &op->node != last;
+    struct backend_op *op;
+    struct list now; /* a done() may cancel any of them, and may make others end */
+    list_init(&now);
+    while ((op = list_first(ended, struct backend_op, node))) {
+        list_remove(&op->node);
+        list_push_back(&now, &op->node);
+    }
+    for (; (op = list_first(&now, struct backend_op, node)); n++) {
         list_remove(&op->node);
         --*pending;
         struct leat_error *why = TAKE_PTR(op->why), bare = {0};

@@ -208,6 +208,33 @@ static void test_wrong(void **state)
     end(b);
 }
 
+static void done_cancels(struct backend_op *op, int rc, const struct leat_error *err)
+{
+    struct asked *a = container_of(op, struct asked, op);
+    done(op, rc, err);
+    for (struct asked *other = a + 1; other < &asked[8]; other++)
+        if (!other->ended && other != &asked[6])
+            backend_op_cancel(op->user, &other->op);
+    op->user = NULL;
+}
+
+/* done() cancels all but one of those that have ended with it, the last among them. */
+static void test_cancel_from_done(void **state)
+{
+    (void)state;
+    struct backend *b = begin(talk_keys, 4);
+    ended = 0;
+    for (unsigned k = 0; k < 8; k++)
+        ask(b, k, BACKEND_STAT, "s3://bucket/");
+    asked[0].op.done = done_cancels;
+    asked[0].op.user = b;
+    test_run_until(ended == 2, turn(b));
+    for (unsigned k = 0; k < 8; k++)
+        assert_int_equal(asked[k].ended, k == 0 || k == 6);
+    assert_int_equal(backend_wait(b, 1, -1), 0); /* none is left */
+    end(b);
+}
+
 /* --- what the server takes -------------------------------------------------------------------------------- */
 
 static struct throttle *throttle_of_server(void)
@@ -413,8 +440,8 @@ int main(void)
         cmocka_unit_test(test_many),         cmocka_unit_test(test_wrong),
         cmocka_unit_test(test_cancel),       cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_session_ends), cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_copy_cancel),  cmocka_unit_test(test_good_answers),
-        cmocka_unit_test(test_pause),
+        cmocka_unit_test(test_copy_cancel),  cmocka_unit_test(test_cancel_from_done),
+        cmocka_unit_test(test_good_answers), cmocka_unit_test(test_pause),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -284,11 +284,12 @@ int stored_wait(struct backend *base, unsigned min_done, int timeout_ms)
             return -ECANCELED;
         if (atomic_exchange(&s->woken, false))
             break;
-        int rc = s->engine->ops->reap(s->engine, 1);
+        bool more = !list_empty(&s->ended) || !list_empty(&s->ended_ops); /* of a done() that submitted */
+        int rc = more ? 0 : s->engine->ops->reap(s->engine, 1);
         if (rc < 0)
             return rc;
         n += stored_deliver(s);
-        if (timeout_ms > 0)
+        if (timeout_ms > 0 && !more)
             break;
     }
     return (int)n;

@@ -161,6 +161,25 @@ static void test_ops(void **state)
     assert_int_equal(backend_wait(f.session, 1, -1), 0);
 }
 
+static void op_done_more(struct backend_op *op, int rc, const struct leat_error *err)
+{
+    op_done(op, rc, err);
+    op->done = op_done;
+    backend_op_submit(f.session, op);
+}
+
+/* done() submits, where there is nothing on a disk to wait for. */
+static void test_op_from_done(void **state)
+{
+    struct backend_stat stat;
+    struct backend_op op = {
+        .kind = BACKEND_STAT, .uri = "store://data/e", .stat = &stat, .done = op_done_more};
+    backend_op_submit(f.session, &op);
+    assert_int_equal(backend_wait(f.session, 2, -1), 2);
+    assert_int_equal(ops_ended, 2);
+    ops_ended = 0;
+}
+
 /* --- bytes -------------------------------------------------------------------------------------------------------------- */
 
 struct reading {
@@ -502,6 +521,7 @@ static void test_changed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_op_from_done), /* first: nothing was read yet */
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_long_list),
         cmocka_unit_test(test_ranges),
