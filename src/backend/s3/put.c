@@ -12,9 +12,11 @@
 #include <stdio.h>
 
 #include "backend/s3/session.h"
+#include "base/clock.h"
 #include "base/crc32c.h"
 
 #define ONE_PUT         (16 * MIB)
+#define CANCELLED_NS    (3 * NS_PER_S) /* for the DELETE of one that is cancelled */
 #define PART_BYTES      (16 * MIB)
 #define PARTS_AT_A_TIME 4u
 #define ONE_COPY        (64 * MIB) /* a server may say nothing while it copies: not for long */
@@ -52,7 +54,7 @@ struct upload {
     char **etags;
     struct bytes_out body; /* what puts it together */
     char query[2 * 1024 + 64], sha[SIGV4_SIGNATURE];
-    bool over;
+    bool over, cancelled;
     int rc; /* the first that went wrong, and why */
     struct leat_error err;
     struct part parts[PARTS_AT_A_TIME];
@@ -189,7 +191,9 @@ static int say(struct upload *u, const char *method, const char *query, const st
         .body = body ? body->data : NULL,
         .body_len = body ? body->len : 0,
         .repeatable = true,
-        .until_ns = u->op && u->step != UPLOAD_ABORT ? u->op->deadline_ns : 0,
+        .until_ns = u->cancelled                       ? clock_now_ns() + CANCELLED_NS
+                    : u->op && u->step != UPLOAD_ABORT ? u->op->deadline_ns
+                                                       : 0,
         .finished = part_over,
     };
     request_start(&p->rq);
@@ -374,12 +378,18 @@ static int upload_start(struct upload *u, uint64_t one_bytes, struct leat_error 
     return part_start(u, p, 0, u->bytes, err);
 }
 
-/* Its parts are taken away, which is waited for also if the user has gone: nothing else would do it. */
+/* Its parts are taken away, which is waited for also if the user has gone: nothing else would do it. Not for
+ * long: others wait for this thread. */
 static void upload_cancel(struct upload *u)
 {
     const atomic_bool *cancelled = u->b->config.cancelled;
     u->b->config.cancelled = NULL;
     u->op = NULL;
+    u->cancelled = true;
+    if (u->step == UPLOAD_ABORT && !u->over) { /* under way, with all the time of the world */
+        request_cancel(&u->parts[0].rq);
+        u->step = UPLOAD_PARTS;
+    }
     upload_spoil(u, -ECANCELED, NULL);
     upload_abort(u);
     session_run(u->b, &u->over, NULL);
