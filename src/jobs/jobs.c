@@ -76,11 +76,15 @@ static void rewrite(struct jobs *jobs)
     list_for_each (node, &jobs->table.all)
         container_of(node, struct job, node)->durable = true;
     pthread_mutex_unlock(&jobs->lock);
-    while (jobs->nothers) {
-        char *dir = jobs->others[--jobs->nothers];
-        journal_remove(dir);
-        free(dir);
+    unsigned left = 0; /* that cannot be removed now: a later start would read them again */
+    for (unsigned i = 0; i < jobs->nothers; i++) {
+        int gone = journal_remove(jobs->others[i]);
+        if (gone == 0 || gone == -ENOENT)
+            free(jobs->others[i]);
+        else
+            jobs->others[left++] = jobs->others[i];
     }
+    jobs->nothers = left;
 }
 
 /* A record of a change that the table has already; `job` NULL: of one that is forgotten. */
@@ -214,15 +218,13 @@ static bool load(struct jobs *jobs, const char *dir, bool *ret_lost)
 
 static void load_all(struct jobs *jobs, const struct jobs_config *config)
 {
-    bool lost = false, found = load(jobs, config->dir, &lost);
+    bool lost = false;
+    load(jobs, config->dir, &lost);
     for (unsigned i = 0; i < config->nothers && jobs->nothers < OTHERS_MAX; i++) {
-        if (!load(jobs, config->others[i], &lost))
-            continue;
-        found = true;
-        if ((jobs->others[jobs->nothers] = strdup(config->others[i])))
+        if (load(jobs, config->others[i], &lost) && (jobs->others[jobs->nothers] = strdup(config->others[i])))
             jobs->nothers++;
     }
-    jobs_ids_step(&jobs->table, lost || (!found && config->others_missing), wall_ns());
+    jobs_ids_step(&jobs->table, lost || config->others_missing, wall_ns());
 }
 
 int jobs_new(const struct jobs_config *config, struct jobs **ret_jobs, struct leat_error *err)

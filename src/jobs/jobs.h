@@ -72,7 +72,7 @@ struct jobs_config {
     /* Other folders that may have one, as disks come and go: read, then removed. At most 64. */
     const char *const *others;
     unsigned nothers;
-    /* A folder that may have a journal cannot be read now: where none is found ids begin with the clock, so that none comes twice. */
+    /* A folder that may have a journal cannot be read: ids continue with the clock, so that none comes twice. */
     bool others_missing;
 };
 /*

@@ -382,6 +382,35 @@ static void test_folders(void **state)
     assert_false(ended(c).durable);
 }
 
+/* A folder whose journal cannot be removed is tried again; ids of one that is away are not given again. */
+static void test_stale_folder(void **state)
+{
+    (void)state;
+    char other[300], name[400];
+    const char *others[] = {other};
+    struct leat_error err;
+    snprintf(other, sizeof(other), "%s/other", f.top);
+    snprintf(name, sizeof(name), "%s/journal", other);
+    atomic_store(&f.go, true);
+    begin();
+    ended(start("again", ""));
+    stop();
+    begin_with(&(struct jobs_config){.dir = f.dir, .others_missing = true});
+    assert_true(start("again", "") > 1500000000000ull); /* one is found, and the other may have later ones */
+    stop();
+    begin_with(&(struct jobs_config){.dir = other});
+    stop();
+    struct jobs_config config = {.dir = f.dir, .others = others, .nothers = 1};
+    assert_int_equal(jobs_new(&config, &f.jobs, &err), 0);
+    assert_int_equal(unlink(name), 0);
+    assert_int_equal(mkdir(name, 0700), 0);
+    jobs_begin(f.jobs); /* cannot remove a folder */
+    assert_int_equal(rmdir(name), 0);
+    file_write(other, "journal", "x", 1);
+    stop();
+    assert_int_equal(access(name, F_OK), -1);
+}
+
 static struct {
     atomic_bool armed, over;
     pthread_t thread;
@@ -480,6 +509,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_killed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bad_journal, setup, teardown),
         cmocka_unit_test_setup_teardown(test_folders, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_stale_folder, setup, teardown),
         cmocka_unit_test_setup_teardown(test_abort_at_once, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
     };
