@@ -3,11 +3,29 @@
 #include "backend/dir/dir.h"
 #include "backend/ops.h"
 
+#include <stdio.h>
+
 #include "wire/address.h"
 
 bool backend_uri(const char *uri)
 {
     return address_is_remote(address_of(uri));
+}
+
+char *backend_uri_shown(const char *uri, char *out, size_t cap)
+{
+    bool web = backend_uri(uri) && !s3_uri_is(uri);
+    if (!web) {
+        snprintf(out, cap, "%s", uri);
+        return out;
+    }
+    size_t scheme = (size_t)(strstr(uri, "//") + 2 - uri), query = strcspn(uri, "?#"),
+           host = scheme + strcspn(uri + scheme, "/?#");
+    const char *at = memrchr(uri + scheme, '@', host - scheme);
+    size_t from = at ? (size_t)(at + 1 - uri) : scheme;
+    snprintf(out, cap, "%.*s%.*s%s", (int)scheme, uri, (int)(query - from), uri + from,
+             uri[query] == '?' ? "?..." : "");
+    return out;
 }
 
 int backend_key_check(const char *uri, const char *key, struct leat_error *err)
@@ -153,8 +171,9 @@ unsigned backend_ops_deliver(struct list *ended, unsigned *pending)
         list_remove(&op->node);
         --*pending;
         struct leat_error *why = TAKE_PTR(op->why), bare = {0};
+        char shown[BACKEND_SHOWN];
         if (op->rc < 0 && !why)
-            error_sys(&bare, op->rc, "%.300s", op->uri);
+            error_sys(&bare, op->rc, "%s", backend_uri_shown(op->uri, shown, sizeof(shown)));
         op->done(op, op->rc, op->rc == 0 ? NULL : why ? why : &bare);
         free(why);
     }

@@ -49,6 +49,12 @@ static inline struct pieces backend_read_place(const struct backend_read *read)
     return read->dst ? pieces_one(read->dst, read->bytes) : pieces_of(read->pieces, read->npieces);
 }
 
+/*
+ * An address as messages show it: without what stands before an @ or behind a ?, which may be secret
+ * (presigned addresses). Returns out, which is cut where `cap` bytes do not suffice; strlen(uri) + 4 always do.
+ */
+char *backend_uri_shown(const char *uri, char *out, size_t cap);
+#define BACKEND_SHOWN 301u /* a buffer of as many bytes as a message has of it */
 /* For implementations: it ended with this, and done() is due. */
 void backend_op_ended(struct backend_op *op, int rc, const struct leat_error *err, struct list *ended);
 /* done() of those that are in the list now; how many. *pending is one less for each, before its done(). */

@@ -11,6 +11,7 @@
  * is queued, or of what runs. It is OVER before its done() is called, and `calling` names it until that has
  * returned.
  */
+#include "backend/ops.h"
 #include "backend/reader.h"
 
 #include <pthread.h>
@@ -109,14 +110,16 @@ static void op_done(struct backend_op *op, int rc, const struct leat_error *err)
     session_done(container_of(op, struct reader_request, op), rc, err);
 }
 
-static const char *uri_of(const struct reader_request *rq)
+/* For messages. Returns out. */
+static const char *shown(const struct reader_request *rq, char out[BACKEND_SHOWN])
 {
-    return rq->file ? rq->file->uri : rq->op.uri;
+    return backend_uri_shown(rq->file ? rq->file->uri : rq->op.uri, out, BACKEND_SHOWN);
 }
 
 static int why_cancelled(const struct reader_request *rq, struct leat_error *err)
 {
-    return error_set(err, -ECANCELED, "%.300s: cancelled", uri_of(rq));
+    char uri[BACKEND_SHOWN];
+    return error_set(err, -ECANCELED, "%s: cancelled", shown(rq, uri));
 }
 
 /* --- a thread ------------------------------------------------------------------------------------------------------------- */
@@ -135,6 +138,7 @@ static void request_begin(struct reader_thread *t, struct reader_request *rq)
 {
     struct reader_file *f = rq->file;
     struct leat_error err = {0};
+    char uri[BACKEND_SHOWN];
     int rc = 0;
     list_remove(&rq->node);
     list_push_back(&t->running, &rq->node);
@@ -146,7 +150,7 @@ static void request_begin(struct reader_thread *t, struct reader_request *rq)
         if (rc == 0 && f->all)
             backend_expect_all(f->file);
         if (rc < 0 && !err.message[0])
-            error_sys(&err, rc, "%.300s", f->uri);
+            error_sys(&err, rc, "%s", shown(rq, uri));
     }
     if (rc == 0 && f) {
         rq->read.file = f->file;
@@ -169,6 +173,7 @@ static bool expire_one(struct reader_thread *t, struct list *list, uint64_t now)
     list_for_each (node, list) {
         struct reader_request *rq = container_of(node, struct reader_request, node);
         struct leat_error err;
+        char uri[BACKEND_SHOWN];
         if (!rq->deadline_ns || (rq->state == RUNNING && !rq->file))
             continue;
         if (rq->deadline_ns > now) {
@@ -180,7 +185,7 @@ static bool expire_one(struct reader_thread *t, struct list *list, uint64_t now)
             session_cancel(t, rq);
             pthread_mutex_lock(&t->reader->lock);
         }
-        error_set(&err, LEAT_TIMED_OUT, "%.300s: not done by its deadline", uri_of(rq));
+        error_set(&err, LEAT_TIMED_OUT, "%s: not done by its deadline", shown(rq, uri));
         request_over(rq, LEAT_TIMED_OUT, &err);
         return true;
     }
@@ -224,6 +229,7 @@ static void end_all(struct reader_thread *t, int rc)
 {
     struct reader_request *rq;
     struct leat_error err;
+    char uri[BACKEND_SHOWN];
     clear_away(t);
     while ((rq = list_first(&t->running, struct reader_request, node))) {
         pthread_mutex_unlock(&t->reader->lock);
@@ -231,7 +237,7 @@ static void end_all(struct reader_thread *t, int rc)
         pthread_mutex_lock(&t->reader->lock);
         request_over(rq, rc,
                      rc == -ECANCELED ? (why_cancelled(rq, &err), &err)
-                                      : (error_sys(&err, rc, "%.300s", uri_of(rq)), &err));
+                                      : (error_sys(&err, rc, "%s", shown(rq, uri)), &err));
     }
     while ((rq = list_first(&t->queued, struct reader_request, node))) {
         why_cancelled(rq, &err);

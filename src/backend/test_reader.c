@@ -392,13 +392,47 @@ static void test_load_is_shared(void **state)
     serve_end();
 }
 
+/* What stands behind the ? of an address, or before its @, may be secret: no message has it. */
+static void test_secrets(void **state)
+{
+    static struct asked a[4];
+    static char dst[4][100];
+    char uri[200], user[200];
+    struct reader_file *f, *refused_file;
+    (void)state;
+    serve(talk, false);
+    snprintf(uri, sizeof(uri), "%s/key?sig=SECRET", url);
+    snprintf(user, sizeof(user), "http://SECRET:SECRET@%s/key?sig=SECRET", url + strlen("http://"));
+    struct reader *r = reader_of((struct reader_config){.depth = 10});
+    assert_int_equal(reader_open(r, uri, NULL, OBJECT, false, &f), 0);
+    assert_int_equal(reader_open(r, user, NULL, OBJECT, false, &refused_file), 0);
+    ended = 0;
+    ask_read(&a[0], f, 0, 100, dst[0]);
+    a[0].rq.deadline_ns = clock_now_ns() + 30 * NS_PER_MS;
+    ask_read(&a[1], f, 0, 100, dst[1]);
+    ask_read(&a[2], refused_file, 0, 100, dst[2]);
+    a[3] = (struct asked){.rq = {.op = {.kind = BACKEND_DELETE, .uri = uri}, .done = done}};
+    for (unsigned i = 0; i < ARRAY_LEN(a); i++)
+        assert_int_equal(reader_submit(r, &a[i].rq, false), 0);
+    wait_ended(3);
+    assert_int_equal(a[1].ended, 0);
+    reader_free(r);
+    static const int due[] = {LEAT_TIMED_OUT, -ECANCELED, LEAT_INVALID, LEAT_UNSUPPORTED};
+    for (unsigned i = 0; i < ARRAY_LEN(a); i++) {
+        assert_int_equal(a[i].rc, due[i]);
+        assert_non_null(strstr(a[i].message, "/key?..."));
+        assert_null(strstr(a[i].message, "SECRET"));
+    }
+    serve_end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many),           cmocka_unit_test(test_folder),
         cmocka_unit_test(test_room),           cmocka_unit_test(test_deadline_and_cancel),
         cmocka_unit_test(test_from_done),      cmocka_unit_test(test_ends),
-        cmocka_unit_test(test_load_is_shared),
+        cmocka_unit_test(test_load_is_shared), cmocka_unit_test(test_secrets),
     };
     for (size_t i = 0; i < OBJECT; i++)
         object[i] = (char)(i * 2654435761u >> 13);

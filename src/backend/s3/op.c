@@ -154,7 +154,7 @@ static int op_start(struct s3_session *b, struct backend_op *op, struct leat_err
     o->op = op;
     int rc = target_parse(b, op->uri, &o->target, err);
     if (rc == 0 && !o->target.bucket && op->kind == BACKEND_DELETE)
-        rc = error_set(err, LEAT_UNSUPPORTED, "%.300s: a plain web server is read only", op->uri);
+        rc = error_set(err, LEAT_UNSUPPORTED, "%.300s: a plain web server is read only", o->target.shown);
     else if (rc == 0 && o->target.bucket && !*o->target.key)
         rc = error_set(err, LEAT_INVALID, "%.300s: a bucket, where an object is wanted", op->uri);
     if (rc < 0) {

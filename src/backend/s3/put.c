@@ -407,7 +407,7 @@ static int upload_new(struct s3_session *b, const char *uri, struct upload **ret
         u->parts[i].upload = u;
     int rc = target_parse(u->b, uri, &u->target, err);
     if (rc == 0 && !u->target.bucket)
-        rc = error_set(err, LEAT_UNSUPPORTED, "%.300s: a plain web server is read only", uri);
+        rc = error_set(err, LEAT_UNSUPPORTED, "%.300s: a plain web server is read only", u->target.shown);
     if (rc == 0 && !*u->target.key)
         rc = error_set(err, LEAT_INVALID, "%.300s: a bucket, where an object is wanted", uri);
     if (rc < 0) {

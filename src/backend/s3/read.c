@@ -67,7 +67,7 @@ int s3_open(struct backend *base, const char *uri, const char *etag, uint64_t by
     f->bytes = bytes;
     int rc = target_parse(b, uri, &f->target, err);
     if (rc == 0 && etag && strlen(etag) >= sizeof(f->etag))
-        rc = error_set(err, LEAT_INVALID, "%.200s: an ETag of %zu bytes", uri, strlen(etag));
+        rc = error_set(err, LEAT_INVALID, "%.200s: an ETag of %zu bytes", f->target.shown, strlen(etag));
     if (rc == 0 && f->target.bucket && !*f->target.key)
         rc = error_set(err, LEAT_INVALID, "%.200s: a bucket, where an object is wanted", uri);
     if (rc < 0) {

@@ -66,26 +66,13 @@ static int bucket_get(struct s3_session *b, const char *name, struct bucket **re
     return 0;
 }
 
-/* A query, and what stands before an @, may be secret. Caller frees; NULL: no memory. */
-static char *shown(const char *uri)
-{
-    char *out = NULL;
-    size_t scheme = s3_uri_is(uri) || !backend_uri(uri) ? 0 : (size_t)(strstr(uri, "//") + 2 - uri);
-    if (scheme == 0)
-        return strdup(uri);
-    size_t query = strcspn(uri, "?#"), host = scheme + strcspn(uri + scheme, "/?#");
-    const char *at = memchr(uri + scheme, '@', host - scheme);
-    size_t from = at ? (size_t)(at + 1 - uri) : scheme;
-    return asprintf(&out, "%.*s%.*s%s", (int)scheme, uri, (int)(query - from), uri + from,
-                    uri[query] == '?' ? "?..." : "") < 0
-               ? NULL
-               : out;
-}
-
 int target_parse(struct s3_session *b, const char *uri, struct target *ret_target, struct leat_error *err)
 {
-    struct target t = {.uri = strdup(uri), .shown = shown(uri)};
+    size_t cap = strlen(uri) + 4;
+    struct target t = {.uri = strdup(uri), .shown = malloc(cap)};
     int rc = t.uri && t.shown ? 0 : -ENOMEM;
+    if (rc == 0)
+        backend_uri_shown(uri, t.shown, cap);
     if (rc == 0 && s3_uri_is(uri)) {
         struct s3_uri parsed;
         rc = s3_uri_parse(uri, &parsed, err);
