@@ -10,6 +10,7 @@ import pathlib
 import random
 import resource
 import subprocess
+import threading
 import time
 import urllib.parse
 from xml.sax.saxutils import escape
@@ -319,6 +320,17 @@ def test_chunks_and_trailers_where_a_length_was_promised(s3, tmp_path):
         s3.fail(method="GET", key="small", raw=raw, times=-1)
         err = leat(s3, "cp", "s3://data/small", tmp_path / "out", "--timeout", "1", check=None).stderr.decode()
         assert "s3://data/small" in err and why in err and not (tmp_path / "out").exists(), err
+
+
+def test_a_last_try_without_time_says_why_the_one_before_failed(s3, tmp_path):
+    gate = threading.Event()
+    s3.fail(method="GET", key="small", status=500, code="InternalError", message="it broke", times=1)
+    s3.fail(method="GET", key="small", wait=gate, times=-1)
+    try:
+        err = leat(s3, "cp", "s3://data/small", tmp_path / "out", "--timeout", "0.5", check=None).stderr.decode()
+    finally:
+        gate.set()
+    assert "InternalError" in err and "it broke" in err and not (tmp_path / "out").exists(), err
 
 
 @pytest.mark.parametrize("said", ["bytes 1-{last}/{size}", "bytes 0-{last}/{more}", "bytes 0-0/{size}", "bytes 0-18446744073709551615/{size}",

@@ -369,14 +369,14 @@ static void test_described_after_moves(void **state)
     open_at(&h[0], "described.npy", &o);
     assert_non_null(o.ws);
     const unsigned from = wset_region_node(o.ws, 0);
-    unsigned other = 0; /* the opener, the host and the node that placed it have the set: one does not */
+    unsigned fourth = 0; /* the opener, the host and the node that placed it have the set: one does not */
     for (unsigned k = 0; k < 4; k++) {
         struct wset *ws = pool_find_uuid(h[k].pool, o.ws->uuid);
         assert_true(!ws || (wset_region_move(ws, 0, (from + 1) % 4, 1) && wset_region_move(ws, 0, from, 2)));
-        other = ws ? other : k;
+        fourth = ws ? fourth : k;
     }
-    assert_null(pool_find_uuid(h[other].pool, o.ws->uuid));
-    open_at(&h[other], "described.npy", &late);
+    assert_null(pool_find_uuid(h[fourth].pool, o.ws->uuid));
+    open_at(&h[fourth], "described.npy", &late);
     assert_non_null(late.ws);
     assert_memory_equal(late.ws->uuid, o.ws->uuid, sizeof(o.ws->uuid));
     test_run_until(atomic_load(&late.ws->places[0]) == live_place(from, 2), loop_turn(loop, 10));

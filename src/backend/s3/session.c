@@ -291,6 +291,8 @@ static void request_retry(struct s3_exchange *rq, int rc, const struct leat_erro
         request_end(rq, rc, err);
         return;
     }
+    rq->before = rc;
+    snprintf(rq->before_why, sizeof(rq->before_why), "%.199s", err ? err->message : "");
     b->stats.retries++;
     log_debug("S3: %s: try %u failed (%s); again in %llu ms", rq->target->shown, rq->tries,
               err ? err->message : "", (unsigned long long)(pause / NS_PER_MS));
@@ -566,6 +568,13 @@ static void on_done(struct http_call *call, int rc, const struct leat_error *err
     struct leat_error wrong = {0};
     if (rc == 0 && rq->check && (rc = rq->check(rq, &wrong)) < 0)
         err = &wrong;
+    /* A last try that had no time to fail says nothing: the one before it says why. */
+    const uint64_t now = clock_now_ns();
+    if (rc == LEAT_TIMED_OUT && rq->before && now >= rq->deadline_ns && now - rq->sent_ns < NS_PER_S) {
+        error_set(&wrong, rq->before, "%s", rq->before_why);
+        request_end(rq, rq->before, &wrong);
+        return;
+    }
     if (rc == 0) {
         bytes_out_fini(&rq->text);
         rq->text = call->text;
@@ -598,6 +607,7 @@ static int request_try(struct s3_exchange *rq, struct leat_error *err)
     if (rc < 0)
         return rc;
     rq->good = false;
+    rq->sent_ns = clock_now_ns();
     rq->moves = rq->target->moves;
     memcpy(rq->sent_region, bucket ? bucket->endpoint.region : (char[sizeof(rq->sent_region)]){0},
            sizeof(rq->sent_region));
@@ -642,6 +652,7 @@ void request_start(struct s3_exchange *rq)
     rq->renewed = rq->skewed = rq->returned = false;
     rq->running = true;
     rq->location = NULL;
+    rq->before = 0;
     rq->deadline_ns = clock_now_ns() + rq->b->config.timeout_ns;
     uint64_t sent = MAX(rq->body_len, rq->work_bytes), moved = MAX(rq->dst_bytes, sent);
     if (!rq->b->timeout_given)

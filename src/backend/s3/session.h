@@ -85,7 +85,9 @@ struct s3_exchange {
     char sent_region[65];                  /* the bucket's, when it was sent */
     char *location;                        /* of a redirection */
     bool good, renewed, skewed, returned, running;
-    uint64_t deadline_ns, retry_after_s;
+    uint64_t deadline_ns, sent_ns, retry_after_s;
+    int before; /* how the try before ended, and why; 0: there was none */
+    char before_why[200];
     char region[65];
     time_t server_time;
 };
