@@ -71,7 +71,7 @@ struct fake_daemon {
     _Atomic bool
         leaves[FAKE_MAX_REGIONS]; /* or this one any more, which moves to our own when it is asked for, or
                                      from our own when it is to be mapped */
-    _Atomic bool hold_broker;     /* nobody serves brokered connections: the test does */
+    _Atomic bool hold_broker;     /* no thread serves brokered connections: the test does */
 };
 
 #define FAKE_SCAN_BYTES 65536u

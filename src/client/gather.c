@@ -691,7 +691,7 @@ int gather_mismatch(struct leat_ws *ws, uint64_t sample, unsigned field, uint32_
     if (rc)
         return rc;
     if (ws_state(ws, sample) != LIVE_RESIDENT ||
-        ws_moves(ws) != moves) /* nor those of a node that was lost, and now fills anew */
+        ws_moves(ws) != moves) /* nor those of a node that was lost, and now fills again */
         return GATHER_MOVED;
     atomic_fetch_add_explicit(&client_counters.corrupt, 1, memory_order_relaxed);
     return error_set(err, LEAT_CORRUPT, "checksum of %s does not match what was recorded at preload",

@@ -568,19 +568,19 @@ static void on_done(struct http_call *call, int rc, const struct leat_error *err
     struct leat_error wrong = {0};
     if (rc == 0 && rq->check && (rc = rq->check(rq, &wrong)) < 0)
         err = &wrong;
-    /* A last try that had no time to fail says nothing: the one before it says why. */
-    const uint64_t now = clock_now_ns();
-    if (rc == LEAT_TIMED_OUT && rq->before && now >= rq->deadline_ns && now - rq->sent_ns < NS_PER_S) {
-        error_set(&wrong, rq->before, "%s", rq->before_why);
-        request_end(rq, rq->before, &wrong);
-        return;
-    }
     if (rc == 0) {
         bytes_out_fini(&rq->text);
         rq->text = call->text;
         call->text = (struct bytes_out){0};
         throttle_good(rq->b->throttle, rq->b->max_blocks);
         request_end(rq, 0, NULL);
+        return;
+    }
+    /* A last try that had no time to fail says nothing: the one before it says why. */
+    const uint64_t now = clock_now_ns();
+    if (rc == LEAT_TIMED_OUT && rq->before && now >= rq->deadline_ns && now - rq->sent_ns < NS_PER_S) {
+        error_set(&wrong, rq->before, "%s", rq->before_why);
+        request_end(rq, rq->before, &wrong);
         return;
     }
     switch (rc) {
