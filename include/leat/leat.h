@@ -153,7 +153,9 @@ int leat_open(struct leat_client *client, const char *uri, const struct leat_ope
 int leat_preload(struct leat_client *client, const char *uri, const struct leat_open_options *options,
                  struct leat_ws **ret_ws, struct leat_error *err);
 /* Adds the samples of `uri` (same fields) to explicit set `name`, as a new version; handles already open keep
- * reading theirs. *ret_length (may be NULL): samples of the new version. */
+ * reading theirs. *ret_length (may be NULL): samples of the new version. A version that is still being loaded
+ * cannot be appended to (LEAT_BUSY): with LEAT_OPEN_WAIT in options->flags the call returns when all of it is
+ * in the pool. */
 int leat_append(struct leat_client *client, const char *name, const char *uri,
                 const struct leat_open_options *options, uint64_t *ret_length, struct leat_error *err);
 /* NULL is fine. Views, iterators and leases of the set stay valid until they are closed themselves. */

@@ -108,7 +108,7 @@ static PyObject *client_open(struct client_object *self, PyObject *args)
 static PyObject *client_append(struct client_object *self, PyObject *args)
 {
     const char *name, *uri;
-    struct leat_open_options o = {.size = sizeof(o)};
+    struct leat_open_options o = {.size = sizeof(o), .flags = LEAT_OPEN_WAIT};
     struct leat_s3_options s3 = {.size = sizeof(s3)};
     struct waiting w = {0};
     PyObject *storage;

@@ -36,6 +36,15 @@ def test_arrays(tmp_path):
     assert len(leat.open("leat://n")) == 27
 
 
+def test_one_after_another(tmp_path):
+    """The next append finds the version before complete, however large it is."""
+    rows = np.arange(64 << 20, dtype="u1").reshape(1024, -1)
+    path = save(tmp_path / "x.npy", rows)
+    leat.preload(path, name="n", pool="300MiB")
+    for n in (2, 3, 4):
+        assert leat.append("n", path) == n * 1024
+
+
 def test_several_arrays(tmp_path):
     x, y = np.arange(60, dtype="f4").reshape(20, 3), np.arange(20, dtype="u1")
     uri = [{"y": save(tmp_path / f"y{k}.npy", y[k::2]), "x": save(tmp_path / f"x{k}.npy", x[k::2])} for k in (0, 1)]

@@ -182,7 +182,8 @@ def preload(uri: Uri, *, name: str | None = None, pool: int | str | None = None,
 def append(name: str, uri: Uri, *, job: str | None = None, socket: Path | None = None, timeout: float | None = None,
            progress: ProgressArg = None, storage_options: Mapping[str, Any] | None = None) -> int:
     """Adds the samples of `uri` (the same fields) to explicit set `name`, as a new version; sets already open keep reading
-    theirs. Returns how many samples the new version has."""
+    theirs. Waits until all of it is in the pool; without a `timeout` it takes as long as that does. Returns how many samples the
+    new version has."""
     with Reporter(progress, name) as report, Retried(clients.connect(socket, job)) as client:
         return client.append(set_name(name), os.fsencode(_uri(uri)), parse_timeout(timeout), report, _storage_of(storage_options))
 

@@ -183,6 +183,7 @@ int cmd_append(struct cli *cli)
         return cli_fail(cli, rc);
     struct progress progress;
     open_begin(cli, &options, &progress);
+    options.flags |= LEAT_OPEN_WAIT;
     uint64_t length = 0;
     rc = leat_append(client, name, uri, &options, &length, &cli->err);
     progress_end(&progress);
