@@ -126,17 +126,19 @@ right(second)
 def test_a_kernel_still_reads(run):
     """A slot that was given back is written only after what was on the stream of its consumer; the loader waits for it."""
     run("""
-out, go = np.zeros((4, 2, 3), np.float32), ctypes.c_int(0)
+go, written = ctypes.c_int(0), []  # kept: kernels write them at any time after go
 loader = make(prefetch=1, timeout=0.2, num_workers=2)
 it = iter(loader)
 for stream in (0, 2):
     go.value = 0
     used = []
+    out = np.zeros((4, 2, 3), np.float32)
     for i in range(4):
         batch = next(it)
         if i == 0:
             ids = batch.ids.copy()
-        kernel(stream, out if i == 0 else np.zeros_like(out), batch["x"], go)
+        written.append(out if i == 0 else np.zeros_like(out))
+        kernel(stream, written[-1], batch["x"], go)
         used.append(address(batch["x"]))
         del batch
     assert len(set(used)) == 4
