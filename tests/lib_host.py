@@ -88,6 +88,16 @@ def proc_text(pid, name):
         return b""
 
 
+def freeze(pid):
+    """SIGSTOP. On a busy machine other threads run on until the one that the signal was given to has had its turn."""
+    def states():
+        stats = [proc_text(pid, f"task/{tid}/stat") for tid in os.listdir(f"/proc/{pid}/task")]
+        return [stat.rpartition(b")")[2].split()[0] for stat in stats if stat]
+
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: all(state in b"TtZ" for state in states()), message=states)
+
+
 def alive(pid):
     """Neither gone nor a zombie."""
     stat = proc_text(pid, "stat")

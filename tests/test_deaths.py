@@ -359,7 +359,7 @@ def test_late_bytes_never_land(host, leat, array):
         lib_data.check_rows(batch.data, range(256))
     for turn in range(5):
         first = 300 * turn
-        os.kill(daemon.pid, signal.SIGSTOP)
+        lib_host.freeze(daemon.pid)
         try:
             with pytest.raises(leat.TimedOut):
                 read(list(range(first, first + 256)), 0.05)
@@ -376,7 +376,7 @@ def test_a_frozen_daemon_costs_the_deadline_and_no_more(host, leat, array):
     daemon = host.daemon(SMALL)
     ws = leat.open(array, socket=daemon.socket)
     ws.wait().read_batch([5, 4]).release()  # maps the regions
-    os.kill(daemon.pid, signal.SIGSTOP)
+    lib_host.freeze(daemon.pid)
     try:
         started = time.monotonic()
         with pytest.raises(leat.TimedOut):

@@ -110,7 +110,7 @@ def test_stopped_node_is_noticed(nodes):
     folder, both = nodes
     first = reader(both[0], f"{folder}/a.npy")
     assert first.stdout.readline().strip() == "00010203"
-    both[1].process.send_signal(signal.SIGSTOP)
+    lib_host.freeze(both[1].process.pid)
     lib_host.wait_for(lambda: "does not answer" in both[0].text(), 60)
     first.stdin.close()
     assert first.wait(30) == 0

@@ -251,7 +251,7 @@ class SlowToClose:
         with pytest.raises(BlockingIOError):
             while True:
                 self.socket.send(bytes(1 << 20))
-        os.kill(self.daemon.pid, signal.SIGSTOP)
+        lib_host.freeze(self.daemon.pid)
         return self
 
     def passed(self):

@@ -234,7 +234,7 @@ def test_half_a_push_is_no_sample(leat, pair):
     """What lies on one node alone is not read before the other has its part; pushed again it is whole."""
     a, b = pair.daemons
     made = create(leat, a, 600)
-    os.kill(b.pid, signal.SIGSTOP)
+    lib_host.freeze(b.pid)
     try:
         with pytest.raises((leat.TimedOut, leat.PeerGone)):
             push(made, 0, 600, timeout=1)
@@ -666,7 +666,7 @@ def test_a_disk_that_is_back_while_a_node_is_away(leat, cluster, array, off):
         lacks = ws.stat()
         assert lacks.failed_samples
     off.touch()
-    os.kill(b.pid, signal.SIGSTOP)
+    lib_host.freeze(b.pid)
     try:
         lib_host.wait_for(lambda: not all(n["connected"] for n in cluster.states(here)), NOTICED, a.text)
         with leat.open(array, name="spread", socket=a.socket, timeout=lib_host.PATIENCE) as ws:
@@ -814,7 +814,7 @@ def test_a_frozen_node_over_a_real_link(leat, pair, array):
     ws = preload(leat, a, array)
     read_all(ws)
     for turn in range(3):
-        os.kill(b.pid, signal.SIGSTOP)
+        lib_host.freeze(b.pid)
         try:
             for first in (0, 1000, 2000):
                 try:

@@ -208,7 +208,7 @@ def test_a_node_comes_back_as_another_one_by_its_second_address(host, leat):
                 leat.open("leat://spread", socket=c.socket, timeout=lib_host.PATIENCE) as other:
             ws.wait(timeout=lib_host.PATIENCE)
             other.wait(timeout=lib_host.PATIENCE)
-            os.kill(a.pid, signal.SIGSTOP)
+            lib_host.freeze(a.pid)
             try:
                 b.kill()
                 cluster.start(B)

@@ -111,7 +111,7 @@ def test_frozen_then_thawed(fabric, leat, host, array):
     ws.wait()
     with leat.batches(ws, 64, transport="rdma-write", drop_last=False, timeout=lib_host.PATIENCE) as batches:
         next(batches).release()
-        os.kill(daemon.pid, signal.SIGSTOP)
+        lib_host.freeze(daemon.pid)
         try:
             with leat.batches(ws, 64, seed=1, transport="rdma-write", timeout=1) as frozen, pytest.raises(leat.TimedOut):
                 for b in frozen:

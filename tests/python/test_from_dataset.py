@@ -4,6 +4,7 @@
 import collections
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -354,7 +355,8 @@ def test_a_rank_killed_midway(ranks, kind):
     assert second.stdout.readline() == "hanging\n"
     second.send_signal(signal.SIGKILL)
     text = first.communicate(timeout=60)[0]
-    assert "TimedOut both@1: no sample came for 3.0 s" in text and "rank 1 has not" in text
+    # On a busy machine rank 0 may not have pushed all of its own yet.
+    assert "TimedOut both@1: no sample came for 3.0 s" in text and re.search("rank (0, )?1 has not", text)
     assert names() == []
     children = [ranks(rank, 2, "well", kind) for rank in range(2)]
     assert [child.communicate(timeout=60)[0] for child in children] == ["good\n"] * 2

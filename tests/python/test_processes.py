@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import leat
-from lib_host import wait_for
+from lib_host import freeze, wait_for
 from lib_python import IMAGES, daemons
 
 
@@ -199,7 +199,7 @@ def test_ctrl_c_takes_a_drop_back(npy):
 def test_ctrl_c_ends_what_a_stopped_daemon_does_not_answer(npy, runtime):
     leat.open(npy)
     (daemon,) = daemons(runtime)
-    os.kill(daemon, signal.SIGSTOP)
+    freeze(daemon)
     try:
         for wait in (lambda: leat.open(npy), lambda: leat.status(), lambda: leat.create("new", {"x": ("f4", (2,))}, 4)):
             signal.signal(signal.SIGALRM, _interrupt)

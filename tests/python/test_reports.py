@@ -13,7 +13,7 @@ import pytest
 import leat
 from leat._loader import report as _report
 
-from lib_host import wait_for
+from lib_host import freeze, wait_for
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_daemon_that_does_not_read_holds_nobody_up(numbers):
     def report(samples):
         return numbers._set.report(9, None, 0, 0, 0, 1, 0, samples, 100, 1, 1, 0, 0, 0.0, 0.0, 0.0, 0)
 
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         assert any(not report(i) for i in range(100000))
     finally:

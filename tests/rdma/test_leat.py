@@ -88,7 +88,7 @@ def test_reads_go_on_while_the_daemon_is_stopped(leat, daemon, ws):
     with leat.batches(ws, 32, seed=2, drop_last=False, transport="rdma", timeout=DEADLINE) as batches:
         def stop(nth):
             if nth == 8:  # by then every region's key is here
-                os.kill(daemon.pid, signal.SIGSTOP)
+                lib_host.freeze(daemon.pid)
 
         try:
             assert sorted(read(batches, [], stop)) == list(range(SAMPLES))
@@ -99,7 +99,7 @@ def test_reads_go_on_while_the_daemon_is_stopped(leat, daemon, ws):
 def test_a_stopped_daemon_writes_nothing_and_goes_on_when_it_runs(leat, daemon, ws):
     with leat.batches(ws, 32, seed=2, transport="rdma-write", timeout=8) as batches:
         next(batches).release()
-        os.kill(daemon.pid, signal.SIGSTOP)
+        lib_host.freeze(daemon.pid)
         try:
             with pytest.raises(leat.TimedOut):
                 read(batches, [])
@@ -177,7 +177,7 @@ def test_another_node_is_stopped_while_it_is_read(leat, nodes, spread):
     with leat.batches(spread, 32, seed=2, drop_last=False, transport="shm+rdma", timeout=DEADLINE) as batches:
         def stop(nth):
             if nth == 16:
-                os.kill(nodes.daemons[1].pid, signal.SIGSTOP)
+                lib_host.freeze(nodes.daemons[1].pid)
 
         try:
             assert sorted(read(batches, [], stop)) == list(range(3072))

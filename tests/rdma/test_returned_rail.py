@@ -49,7 +49,7 @@ def test_it_carries_bytes_again(host, leat):
     reader = host.python(READER, daemon.socket, env={"LEAT_TRANSPORT": "rdma-write"})
     assert reader.hear(60) == "both"
     # A deadline ends the endpoint, and leaves the devices open.
-    os.kill(daemon.pid, signal.SIGSTOP)
+    lib_host.freeze(daemon.pid)
     reader.tell()
     assert reader.hear(60) == "timed out"
     os.kill(daemon.pid, signal.SIGCONT)
