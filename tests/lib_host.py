@@ -83,7 +83,8 @@ def wait_for(what, seconds=2 * PATIENCE, message="it never came true"):
 
 def proc_text(pid, name):
     try:
-        return pathlib.Path(f"/proc/{pid}/{name}").read_bytes()
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as f:
+            return f.read()
     except OSError:
         return b""
 

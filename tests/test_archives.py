@@ -85,6 +85,7 @@ def test_zip_as_zipfile_writes_it(tmp_path, how):
     assert "no such member" in refused(path, "a.tx")
 
 
+@pytest.mark.long
 def test_zip64_directory_and_many_members(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         for i in range(65_600):
@@ -116,6 +117,7 @@ def small_zip(path, data=b"payload" * 100, method=zipfile.ZIP_DEFLATED, name="m"
     return bytearray(path.read_bytes())
 
 
+@pytest.mark.long
 def test_zips_that_lie(tmp_path):
     path = tmp_path / "x.zip"
     good = small_zip(path)

@@ -69,6 +69,7 @@ def damaged(ws, leat, right):
     return errors
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("files", [3, 10001])
 def test_a_file_that_was_rewritten_in_place(host, leat, files):
     """Opening again gives what is there now: at once in a folder of few files; of many, once a reader has met it, and said to open again."""
@@ -95,6 +96,7 @@ def test_a_file_that_was_rewritten_in_place(host, leat, files):
                 assert (ws[2], again[2]) == (b"new!", b"more")
 
 
+@pytest.mark.long
 def test_files_that_vanish_during_a_preload(host, leat, held_open):
     """What was read is there, what vanished is reported, sample by sample."""
     files = lib_data.make_files(host.data / "files", 3000, 30000)

@@ -54,6 +54,7 @@ def rot(path, spec, rng, flips):
         path.write_bytes(whole)
 
 
+@pytest.mark.long
 def test_index_rot(tmp_path, monkeypatch):
     rng = random.Random(5)
     write_tree(tmp_path / "set", {f"{c}/{i}": f"{c}{i}".encode() * 9 for c in "ab" for i in range(12)})
@@ -79,6 +80,7 @@ def test_index_rot(tmp_path, monkeypatch):
         (tmp_path / "none").unlink()
 
 
+@pytest.mark.long
 def test_files_of_a_tree_that_change_in_place(tmp_path):
     """Their folder's time stays: up to 10,000 files are looked at one by one; of more, see test_bad_sources.py."""
     root = tmp_path / "set"

@@ -132,6 +132,7 @@ def test_hdf5_refused(tmp_path):
     refused(f"{tmp_path}/l.h5#x", "not found")
 
 
+@pytest.mark.long
 def test_hdf5_truncated_and_damaged(tmp_path):
     array = np.random.rand(100, 50)
     with h5py.File(tmp_path / "x.h5", "w") as f:
@@ -241,6 +242,7 @@ def test_hdf5_damaged_header_is_named(tmp_path, libver, nested):
     check_array(dump(f"{tmp_path}/x.h5#/{prefix}first"), "first", np.arange(100))
 
 
+@pytest.mark.long
 def test_hdf5_damaged_message_of_a_header(tmp_path):
     """The object can be found and is a dataset, but not opened."""
     with h5py.File(tmp_path / "x.h5", "w") as f:

@@ -42,6 +42,7 @@ def test_tar_absent_field_and_order(tmp_path):
     assert [sorted(s["parts"]) for s in got["samples"]] == [["jpg"], ["jpg", "txt"], ["txt"]]
 
 
+@pytest.mark.long
 def test_tar_shards(tmp_path):
     for i in range(12):
         write_tar(tmp_path / f"s-{i:03}.tar", [(f"{i}-{j}.bin", os.urandom(100)) for j in range(3)])

@@ -117,6 +117,7 @@ def test_the_daemon_is_killed_at_any_moment(host, array, seed):
             kill_in_the_midst(host, use, array, rng.random() * rng.choice([0.02, 0.1, 0.5]))
 
 
+@pytest.mark.long
 def test_a_daemon_killed_while_it_indexes(host):
     folder = host.data / "many"
     for i in range(20000):
@@ -265,6 +266,7 @@ while True:
 """
 
 
+@pytest.mark.long
 @pytest.mark.both
 def test_a_hundred_clients_killed_at_any_moment(host, leat, array):
     """What they held (leases, slots, ranges of a window, connections, half a push) is the daemon's again, and it has not grown."""
@@ -453,6 +455,7 @@ def test_a_private_daemon_ends_after_it_lingered(host, array):
     assert daemon.process.returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.both
 def test_no_growth_over_a_thousand_opens(host, leat, array):
     """Neither of memory nor of descriptors, mappings or threads, on either side."""

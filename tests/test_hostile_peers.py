@@ -138,6 +138,7 @@ def test_half_a_request_then_gone(daemon):
         peer.send(frame(OPEN, body)[: FRAME.size + len(body) // 2])
 
 
+@pytest.mark.long
 def test_many_who_never_say_hello(daemon):
     """They cost a descriptor each, for as long as a handshake may take."""
     before = lib_host.footprint(daemon.pid)["fds"]
@@ -344,6 +345,7 @@ def answers(daemon):
             assert peer.call(READ, reading((0, 8, 0)))[0] == 0
 
 
+@pytest.mark.long
 def test_half_messages_of_all_connections_of_a_user(daemon):
     """Each connection is within its own limits; together they would take much memory."""
     before = lib_host.footprint(daemon.pid)
@@ -684,6 +686,7 @@ def busy(status, message, *said):
         assert word in message, message
 
 
+@pytest.mark.long
 def test_connections_of_one_user(strict):
     peers = [Peer(strict.socket).greet() for _ in range(6)]
     for _ in range(3):

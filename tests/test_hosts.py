@@ -374,6 +374,7 @@ except leat.Busy: say('busy')
         assert len(d.sets()) == 1
 
 
+@pytest.mark.long
 def test_the_daemons_answer_while_a_long_set_grows(host, leat, cluster):
     """Joining and validating the indexes of millions of samples delays no client, on either node."""
     cluster.pool = "400MiB"
@@ -443,6 +444,7 @@ def test_the_daemon_is_stopped_while_a_set_grows(host, leat, cluster):
     assert (np.asarray(ws.read_batch(range(0, 1000000, 5000), timeout=60).data) == np.arange(0, 1000000, 5000)).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dead", [A, B])
 def test_a_node_is_killed_while_a_set_grows(host, leat, pair, dead):
     """Every remaining node has the version before or the new one, whole."""
@@ -512,6 +514,7 @@ def test_the_first_is_killed_and_the_other_goes_on(leat, pair, array):
         pair.joined(A), pair.joined(B)
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_of_a_read(host, leat, pair, array):
     """A reader that never stops; the other daemon is killed and started under it, three times. No sample is ever wrong or missing."""
     preload(leat, pair.daemons[A], array).close()
@@ -773,6 +776,7 @@ def test_a_node_that_let_go_of_a_set_without_a_word(leat, pair, array):
 # --- the link ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_link_goes_down_while_reading(leat, pair, array):
     """Within the deadline: a distinct error, or the samples from their source. With the link up again everything works."""
     a, b = pair.daemons
@@ -857,6 +861,7 @@ while True:
     lib_host.wait_for(lambda: pair.daemons[A].status()["credits"] == [], NOTICED, "the slots are not given back")
 
 
+@pytest.mark.long
 def test_millions_of_small_samples(host, leat, network):
     """What a node says of a single segment is more than a connection may have waiting: it is said portion by portion."""
     cluster = lib_net.Cluster(host, network, pool="128MiB", region="8MiB")

@@ -113,6 +113,7 @@ class Thread:
         return int(made) & (1 << BITS[to]) - 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [9, 1031])
 def test_the_kernel_as_it_is_shipped(size):
     program = parse(PTX.read_text())

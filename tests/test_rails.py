@@ -56,6 +56,7 @@ def reader(host, pair, far, timeout=30):
     return client
 
 
+@pytest.mark.long
 def test_each_link_carries_its_share(host, leat, pair, far):
     for k in range(2):
         pair.network.shape(A, k, "200mbit")
@@ -94,6 +95,7 @@ def moves(network, *links):
                       message=lambda: f"{before} {network.received(A)}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["down", "silent"])
 def test_a_link_is_lost_in_mid_batch_and_comes_back(host, leat, pair, far, how):
     """Taken down, or silent: no process is notified, and only the lack of data shows it."""
@@ -158,6 +160,7 @@ def test_a_rail_that_is_down_does_not_delay_the_first_read(host, pair, far):
     ended(client)
 
 
+@pytest.mark.long
 def test_the_server_is_killed(host, leat, pair, far):
     """Its samples come from their source, as with one rail; and from its memory again when it is back."""
     client = reader(host, pair, far)
@@ -180,6 +183,7 @@ def test_nodes_find_each_other_over_the_second_address(host, leat, cluster):
         lib_data.check_rows([ws[i] for i in (0, SAMPLES // 2, -1)], [0, SAMPLES // 2, SAMPLES - 1])
 
 
+@pytest.mark.long
 def test_nodes_keep_each_other_when_the_first_address_fails(host, leat, pair, far):
     """The connection between the daemons moves to the other link; no daemon takes the node for dead, and the set stays in its memory."""
     host_b = pair.daemons[B]

@@ -153,6 +153,7 @@ def train(host, uri, field, epochs, kill_after):
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kill_after", [None, 26])
 def test_training(host, s3, kill_after):
     """A set of shards and one of files: every sample once an epoch, exact, also when the daemon is killed and another comes."""

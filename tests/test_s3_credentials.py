@@ -181,6 +181,7 @@ PLACES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", PLACES)
 def test_places(s3, home, endpoints, place):
     extra, profile, expected = PLACES[place]

@@ -486,6 +486,7 @@ def test_checksums(s3, tmp_path, kind):
     assert f"do not match the server's {kind.upper()}" in err and "s3://data/small" in err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["crc32c", "crc64nvme", "crc32"])
 def test_checksums_of_what_comes_in_blocks(s3, top, tmp_path, kind):
     """Answers to ranges have none: that of all of the object is asked for beside them, and compared with theirs joined."""
@@ -594,6 +595,7 @@ def certificate(tmp_path, name):
     return tmp_path / "cert.pem", tmp_path / "key.pem"
 
 
+@pytest.mark.long
 def test_tls(s3, top, tmp_path):
     cert, key = certificate(tmp_path, "IP:127.0.0.1")
     with s3fault.S3Fault(top, (cert, key)) as tls:

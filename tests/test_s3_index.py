@@ -131,6 +131,7 @@ def refused(spec, error, *words):
         assert word in got["message"], got["message"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spec", [
     "{}/tree", "{}/tree/", "{}/shards", "{}/shards/train-{{000..004}}.tar", "{}/shards/train-00[1-3].tar", "{}/shards/*.tar",
     "{}/shards/train-{{000,003}}.tar", "{}/shards/train-002.tar", "image={}/images.npy;label={}/labels.npy", "{}/images.npy#rows=7",

@@ -426,6 +426,7 @@ def test_a_consumer_that_pauses_finds_its_list_again(host, s3, top, monkeypatch)
     assert seen == list(made)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(lib_s3.swift_missing() is not None, reason=str(lib_s3.swift_missing()))
 def test_swift(host, tmp_path, monkeypatch):
     """A server that is not ours: odd keys, its own order and pages, checksums of its own kind."""

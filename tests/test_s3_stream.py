@@ -48,6 +48,7 @@ def epoch(leat, host, ws, **how):
     assert sorted(seen) == list(range(N))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shuffle", [True, "full", False])
 def test_passing_faults(host, leat, s3, shuffle):
     daemon = host.daemon(POOL)

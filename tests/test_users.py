@@ -495,6 +495,7 @@ def test_implicit_sets_of_two_users_are_apart_or_each_allowed(host, daemon):
     lib_host.wait_for(lambda: daemon.status()["pool"]["used_bytes"] == 0)
 
 
+@pytest.mark.long
 def test_a_set_opened_while_another_users_scan_runs(host, daemon):
     """Bob joins no scan that ran with Ann's rights."""
     folder = host.data / "many"

@@ -12,7 +12,7 @@ import uuid
 
 import pytest
 
-from lib_host import wait_for
+from lib_host import alive, wait_for
 from lib_python import BUILD, FILES, IMAGES, LABELS, ROOT, daemons
 
 try:
@@ -42,7 +42,9 @@ def runtime(monkeypatch):
     gc.collect()
     leat.stop(force=True)
     _clients.forget_all()
-    wait_for(lambda: not daemons(folder), message=lambda: f"left running: {daemons(folder)}")
+    ending = daemons(folder)
+    wait_for(lambda: not any(map(alive, ending)), message=lambda: f"left running: {daemons(folder)}")
+    assert not daemons(folder)
     left = [str(p) for p in pathlib.Path(folder).rglob("*") if p.is_socket()]
     assert not left, left
     shutil.rmtree(folder)

@@ -7,6 +7,8 @@ import pathlib
 
 import numpy as np
 
+from lib_host import proc_text
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("LEAT_BUILD", ROOT / "build"))
 IMAGES = np.arange(36, dtype="<f4").reshape(6, 2, 3)
@@ -17,11 +19,8 @@ FILES = {"a/1.jpg": b"first picture", "a/2.jpg": b"second", "b/3.jpg": b"third p
 def daemons(runtime):
     """Processes of leatd that serve a socket in this folder."""
     found = []
-    for entry in pathlib.Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-        except OSError:
-            continue
-        if words and words[0].endswith(b"leatd") and any(os.fsencode(runtime) in word for word in words):
-            found.append(int(entry.name))
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        words = proc_text(pid, "cmdline").split(b"\0")
+        if words[0].endswith(b"leatd") and any(os.fsencode(runtime) in word for word in words):
+            found.append(int(pid))
     return found

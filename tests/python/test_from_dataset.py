@@ -348,6 +348,7 @@ def test_rank_0_cannot_learn(ranks):
     assert children[1].wait(60) == 3 and names() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["fixed", "ragged"])
 def test_a_rank_killed_midway(ranks, kind):
     """The others stop after the time without progress, name it, and the job's next attempt begins at once."""

@@ -174,6 +174,7 @@ def wanted(numbers):
     return [found[0, i][0] for i in range(N)]
 
 
+@pytest.mark.long
 def test_torch_that_the_first_sample_imports(numbers, tmp_path):
     """To import it is not to draw from it."""
     assert late(numbers, tmp_path, "imports", "thread", "0") == ("", [1.0] * N)
@@ -181,6 +182,7 @@ def test_torch_that_the_first_sample_imports(numbers, tmp_path):
     assert "draws from torch, which" in said and got == wanted(numbers)
 
 
+@pytest.mark.long
 def test_torch_that_a_later_sample_imports(numbers, tmp_path):
     """In a worker process, whose other samples it does not touch."""
     said, got = late(numbers, tmp_path, "draws", "fork", "17")

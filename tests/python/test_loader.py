@@ -101,6 +101,7 @@ def test_an_epoch_that_was_left(numbers, resume):
     assert again == leat.order(numbers, epoch=0 if resume else 3).reshape(-1, 100).tolist()
 
 
+@pytest.mark.long
 def test_left_half_way_a_thousand_times(numbers):
     loader = leat.Loader(numbers, 10)
 
@@ -288,6 +289,7 @@ def prepared(numbers, how, workers, world=1, batch_size=20, limit=5, epoch=1):
     return found
 
 
+@pytest.mark.long
 def test_augmentation_is_the_same_whatever_the_workers(numbers):
     want = prepared(numbers, "thread", 0)
     assert len(want) == 100 and prepared(numbers, "thread", 0, epoch=0) != want
@@ -509,6 +511,7 @@ def test_transform_that_hangs(numbers, how):
     loader.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
 def test_worker_that_dies(numbers, how):
     loader = leat.Loader(numbers, 10, transform=die, shuffle=False, workers=how, num_workers=2)

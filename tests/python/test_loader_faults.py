@@ -118,6 +118,7 @@ def test_a_transform_that_hangs_once(numbers, how, tmp_path):
     loader.close()
 
 
+@pytest.mark.long
 def test_bad_samples_hold_no_slots(numbers):
     """Errors keep frames, frames keep arrays: the callback keeps more errors than there are slots."""
     told = []
@@ -232,6 +233,7 @@ def test_samples_that_are_not_alike(numbers, how):
 # --- workers -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", PROCESSES)
 def test_a_worker_is_killed_from_outside(numbers, how):
     loader = leat.Loader(numbers, 10, transform=keep, shuffle=False, workers=how, num_workers=2)
@@ -278,6 +280,7 @@ def test_the_daemon_dies_and_the_set_is_opened_again(big, runtime):
 # --- loaders that are left -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [{"transform": keep, "num_workers": 2}, {"transform": keep, "num_workers": 2, "workers": "fork"}],
                          ids=["thread", "fork"])
 def test_left_half_way_a_thousand_times(numbers, more):

@@ -37,6 +37,7 @@ WAYS = [
 SLOW = [("plain", 1, {}), ("thread", 3, WAYS[1][2]), ("fork", 3, WAYS[2][2]), ("spawn", 2, {**WAYS[2][2], "workers": "spawn"})]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name,world,more", [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in SLOW)])
 def test_each_byte_is_read_once_an_epoch(large, name, world, more):
     """Block shuffle is the default there. What the daemon reads of the disk in an epoch, counted, is at most 1.05 of the dataset, however many

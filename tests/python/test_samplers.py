@@ -211,6 +211,7 @@ def small_head(monkeypatch):
     monkeypatch.setattr(_plan, "HEAD", 64)
 
 
+@pytest.mark.long
 @WAYS
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_sampler_without_end(numbers, more, world, small_head):

@@ -109,6 +109,7 @@ def test_lists(node, cold):
         assert word in listed(query), query
 
 
+@pytest.mark.long
 def test_scrub(node):
     """A scrub that was asked for is a job: one at a time, ended by an abort, and continued after a kill."""
     node.server.stop()

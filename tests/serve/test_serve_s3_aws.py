@@ -297,6 +297,7 @@ def test_parts_of_an_object(server, bucket, sizes, name, kind):
     assert reply.status == 206 and "x-amz-mp-parts-count" not in reply.headers and reply.headers["x-amz-checksum-crc32"] == SUMS["crc32"]
 
 
+@pytest.mark.long
 def test_many_parts(server, bucket):
     """What does not fit into an object's metadata is left out, and the object is made all the same."""
     path, data = f"/{bucket}/k", content("p", 5 * MIB)
