@@ -127,7 +127,7 @@ def test_a_kernel_still_reads(run):
     """A slot that was given back is written only after what was on the stream of its consumer; the loader waits for it."""
     run("""
 go, written = ctypes.c_int(0), []  # kept: kernels write them at any time after go
-loader = make(prefetch=1, timeout=0.2, num_workers=2)
+loader = make(prefetch=1, timeout=2, num_workers=2)
 it = iter(loader)
 for stream in (0, 2):
     go.value = 0

@@ -183,7 +183,7 @@ def test_found_again():
 
 def test_one_that_nobody_fills_any_more_is_made_anew():
     leat.create("d@1", {"x": ("<i8", ())}, 10).close()
-    ws = leat.from_dataset([{"x": i} for i in range(10)], name="d", version="1", timeout=0.6)
+    ws = leat.from_dataset([{"x": i} for i in range(10)], name="d", version="1", timeout=2)
     assert ws[9] == 9
 
 

@@ -222,7 +222,7 @@ def test_a_thread_that_is_late(numbers, bad):
     random.seed(1)
     want = [random.random() for _ in range(4)]
     random.seed(1)
-    loader = leat.Loader(numbers, 5, shuffle=False, transform=hang, timeout=1)
+    loader = leat.Loader(numbers, 5, shuffle=False, transform=hang, timeout=2)
     with pytest.raises(leat.TimedOut):
         list(loader)
     got = [random.random(), random.random()]

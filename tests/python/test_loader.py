@@ -505,7 +505,7 @@ def test_transform_that_raises(numbers, how):
 
 @pytest.mark.parametrize("how", ["thread", "fork"])
 def test_transform_that_hangs(numbers, how):
-    loader = leat.Loader(numbers, 10, transform=hang, shuffle=False, workers=how, num_workers=2, timeout=0.5)
+    loader = leat.Loader(numbers, 10, transform=hang, shuffle=False, workers=how, num_workers=2, timeout=2)
     with pytest.raises(leat.TimedOut, match="25"):
         ids_of(loader)
     loader.close()

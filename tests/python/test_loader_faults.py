@@ -105,9 +105,9 @@ def test_a_transform_that_hangs_once(numbers, how, tmp_path):
     def hang():
         if not flag.exists():
             flag.touch()
-            time.sleep(3600 if how == "fork" else 3)
+            time.sleep(3600 if how == "fork" else 10)
 
-    loader = leat.Loader(numbers, 10, transform=at25(hang), shuffle=False, workers=how, num_workers=2, timeout=0.5)
+    loader = leat.Loader(numbers, 10, transform=at25(hang), shuffle=False, workers=how, num_workers=2, timeout=2)
     with pytest.raises(leat.TimedOut, match="25"):
         ids_of(loader)
     assert not multiprocessing.active_children()

@@ -451,7 +451,7 @@ def test_a_hang_in_what_is_prepared_apart(numbers, how, which):
             go.wait(60)
         return sample
 
-    with leat.Loader(numbers, 3, transform=hang, workers=how, timeout=0.5, on_error="skip") as loader:
+    with leat.Loader(numbers, 3, transform=hang, workers=how, timeout=2, on_error="skip") as loader:
         with pytest.raises(leat.TimedOut, match="being prepared"):
             list(ids(loader))
     go.set()
