@@ -316,8 +316,8 @@ static void test_pick(void **state)
     far_start(&r, &far, 1);
     for (unsigned turn = 0; turn < 60; turn++)
         run_good(&r, large(0));
-    assert_int_equal(net_paths_pick(r.ep, 64 * KIB, 1000 * MIB, 1, clock_now_ns()), 1);
-    assert_int_equal(net_paths_pick(r.ep, 64 * KIB, 1000 * MIB, 3, clock_now_ns()), -1);
+    assert_int_equal(net_paths_pick(r.ep, 64 * KIB, 1000 * GIB, 1, clock_now_ns()), 1);
+    assert_int_equal(net_paths_pick(r.ep, 64 * KIB, 1000 * GIB, 3, clock_now_ns()), -1);
     assert_int_equal(net_paths_pick(r.ep, 64 * KIB, 64 * KIB, 1, clock_now_ns()), -1);
     assert_int_equal(net_paths_pick(r.ep, 64 * KIB, 64 * KIB, 0, clock_now_ns()), 0);
     far_stop(&far);

@@ -308,8 +308,8 @@ void world_web_settings(const char *bucket, const char *more)
     struct leat_error err = {0};
     char json[600];
     snprintf(json, sizeof(json),
-             "{\"uri\":\"s3://away/pre\",\"endpoint\":\"http://127.0.0.1:%u\",\"anonymous\":true%s}",
-             world_web.origin.port, more);
+             "{\"uri\":\"s3://away/pre\",\"endpoint\":\"http://127.0.0.1:%u\",\"anonymous\":true%s%s}",
+             world_web.origin.port, strstr(more, "timeout_s") ? "" : ",\"timeout_s\":300", more);
     if (tier_bucket_set(world.tier, bucket, json, &err) < 0)
         fail_msg("%s", err.message);
 }
