@@ -158,13 +158,23 @@ static int map_log(struct path *p, uint64_t number, void **ret_map, size_t *ret_
     return rc;
 }
 
+/* Where the zeros at the end begin, or up to a block later. */
+static size_t without_zeros(const uint8_t *data, size_t len)
+{
+    static const uint8_t zeros[4 * KIB];
+    while (len >= sizeof(zeros) && memcmp(data + len - sizeof(zeros), zeros, sizeof(zeros)) == 0)
+        len -= sizeof(zeros);
+    return len;
+}
+
 /*
  * Whole records behind the broken one, number nth. None of them was flushed if that one was not, so none was acknowledged, and nothing was unlinked
  * for their sake: the log ends before it. One that says it was flushed is proof of damage.
  */
 static void look_behind(struct loading *l, const uint8_t *data, size_t len, uint64_t number, uint64_t nth)
 {
-    for (size_t at = 1; !l->damaged && at + LOG_RECORD_HEAD < len; at++) {
+    size_t end = without_zeros(data, len); /* a record's number is not 0, so none begins beyond */
+    for (size_t at = 1; !l->damaged && at < end && at + LOG_RECORD_HEAD < len; at++) {
         uint64_t n;
         memcpy(&n, data + at + 8, 8);
         struct log_record r;
