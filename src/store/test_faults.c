@@ -497,15 +497,18 @@ static void test_small_put_waits_for_the_commit(void **state)
 
 /* A large object: while a thread writes the one buffer, the other is filled. If any of the calls fails, the
  * object is not reported as stored. */
+#define LARGE_PUT (3 * MIB + 4321) /* each buffer of 1 MiB twice */
 static int put_large(struct store *s)
 {
-    return testing_put(s, "photos", "large", 20, 9 * MIB + 4321);
+    s->direct_bytes = MIB;
+    return testing_put(s, "photos", "large", 20, LARGE_PUT);
 }
 
 static void test_large_puts(void **state)
 {
     struct fixture *f = *state;
     const int codes[] = {-ENOSPC, -EINVAL, -EIO};
+    store_fault_no_bytes(f->fault);
     for (unsigned i = 0; i < ARRAY_LEN(codes); i++) {
         bool refused = true;
         for (uint64_t nth = 1; refused; nth++) {
@@ -517,7 +520,7 @@ static void test_large_puts(void **state)
             assert_int_equal(atomic_load(&f->s->writers), 0);
             if (rc < 0)
                 reopen(f);
-            int there = testing_check(f->s, "photos", "large", 20, 9 * MIB + 4321);
+            int there = testing_check(f->s, "photos", "large", 20, LARGE_PUT);
             assert_true(there == 0 || (rc < 0 && there == LEAT_NOT_FOUND));
             assert_int_equal(store_delete(f->s, "photos", "large", 5, 0, NULL),
                              there == 0 ? 0 : LEAT_NOT_FOUND);
@@ -527,7 +530,7 @@ static void test_large_puts(void **state)
     store_fault_short(f->fault, true);
     assert_int_equal(put_large(f->s), 0);
     store_fault_short(f->fault, false);
-    assert_int_equal(testing_check(f->s, "photos", "large", 20, 9 * MIB + 4321), 0);
+    assert_int_equal(testing_check(f->s, "photos", "large", 20, LARGE_PUT), 0);
 }
 
 static void test_allocations(void **state)

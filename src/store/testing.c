@@ -81,7 +81,8 @@ struct store *testing_open1(const char *dir)
     return testing_open(&dir, 1, NULL);
 }
 
-void testing_fill(void *data, size_t bytes, uint64_t seed)
+/* Millions of bytes: a check of each access for races would take most of the time of these tests. */
+__attribute__((no_sanitize("thread"))) void testing_fill(void *data, size_t bytes, uint64_t seed)
 {
     uint8_t *to = data;
     for (size_t at = 0; at < bytes; at += 8) {

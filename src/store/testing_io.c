@@ -45,7 +45,7 @@ struct store_fault {
     uint32_t files, fds[FDS];
     uint64_t calls, fail_nth;
     int fail_code;
-    bool fail_on, shorten, odd;
+    bool fail_on, shorten, odd, no_bytes;
     char unreadable[16];
     int read_code; /* 0: all can be read */
     enum { HOLD_NOTHING, HOLD_NEXT, HOLDS } hold;
@@ -211,7 +211,7 @@ static int64_t fault_pwrite(const struct store_io *io, int fd, const void *data,
         struct event *e = record(f, WRITE, f->fds[fd], NULL);
         e->offset = offset;
         e->bytes = (uint64_t)got;
-        if (!all_zeros(data, (uint64_t)got)) {
+        if (!f->no_bytes && !all_zeros(data, (uint64_t)got)) {
             e->data = malloc((size_t)got);
             if (!e->data)
                 abort();
@@ -514,6 +514,13 @@ void store_fault_short(struct store_fault *f, bool on)
     pthread_mutex_unlock(&f->lock);
 }
 
+void store_fault_no_bytes(struct store_fault *f)
+{
+    pthread_mutex_lock(&f->lock);
+    f->no_bytes = true;
+    pthread_mutex_unlock(&f->lock);
+}
+
 void store_fault_capacity(struct store_fault *f, uint64_t bytes)
 {
     pthread_mutex_lock(&f->lock);
@@ -533,7 +540,7 @@ uint64_t store_fault_events(struct store_fault *f)
 
 struct content {
     uint8_t *data;
-    uint64_t bytes;
+    uint64_t bytes, cap;
 };
 
 struct disk {
@@ -565,12 +572,14 @@ static bool flushed(const struct store_fault *f, size_t at, uint64_t prefix)
 
 static void resize(struct content *c, uint64_t bytes)
 {
-    if (bytes > c->bytes) {
-        c->data = realloc(c->data, bytes);
+    if (bytes > c->cap) { /* not to the byte: most files grow page by page */
+        c->cap = bytes + c->cap;
+        c->data = realloc(c->data, c->cap);
         if (!c->data)
             abort();
-        memset(c->data + c->bytes, 0, bytes - c->bytes);
     }
+    if (bytes > c->bytes)
+        memset(c->data + c->bytes, 0, bytes - c->bytes);
     c->bytes = bytes;
 }
 
@@ -642,7 +651,12 @@ static int write_disk(struct disk *d, const char *dir)
         if (fd < 0)
             continue;
         const struct content *c = &d->files[n->file];
-        int rc = store_io_write(&store_io_real, fd, c->data, c->bytes, 0);
+        uint64_t bytes = c->bytes; /* without the zeros at its end */
+        while (bytes >= 4 * KIB && all_zeros(c->data + bytes - 4 * KIB, 4 * KIB))
+            bytes -= 4 * KIB;
+        int rc = store_io_write(&store_io_real, fd, c->data, bytes, 0);
+        if (rc == 0)
+            rc = store_io_real.truncate(&store_io_real, fd, c->bytes);
         if (rc < 0)
             return rc;
     }
@@ -651,6 +665,8 @@ static int write_disk(struct disk *d, const char *dir)
 
 int store_fault_replay(struct store_fault *f, uint64_t prefix, uint64_t seed, const char *dir)
 {
+    if (f->no_bytes)
+        return -EINVAL;
     struct disk d = {.files = calloc(f->files + 1, sizeof(struct content))};
     uint64_t rng = seed;
     if (!d.files)

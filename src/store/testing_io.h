@@ -35,6 +35,8 @@ void store_fault_release(struct store_fault *f);
 /* A file system of so many bytes, as space() tells it; writes past it are -ENOSPC. 0: as it is. */
 void store_fault_capacity(struct store_fault *f, uint64_t bytes);
 
+/* From then on the bytes that are written are not recorded: for tests that replay nothing. */
+void store_fault_no_bytes(struct store_fault *f);
 /* Events recorded so far. */
 uint64_t store_fault_events(struct store_fault *f);
 /* Makes in `dir` (empty) what a cut behind the first `prefix` events leaves. seed 0: nothing but what was
