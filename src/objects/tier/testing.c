@@ -20,6 +20,7 @@
 
 struct world world;
 char world_big[WORLD_BIG];
+static uint32_t big_crc;
 
 void world_begin(void)
 {
@@ -80,6 +81,7 @@ int world_group_setup(void **state)
 {
     (void)state;
     testing_fill(world_big, WORLD_BIG, 1);
+    big_crc = crc32c(0, world_big, WORLD_BIG);
     return 0;
 }
 
@@ -275,7 +277,8 @@ static void talk(struct web_peer *p)
         snprintf(says, sizeof(says),
                  world_far.no_etags ? "Last-Modified: Thu, 01 Jan 2026 00:00:%02u GMT" : "ETag: \"v%u\"",
                  version);
-        s3_crc_format((struct s3_crc){S3_CRC32C, crc32c(0, world_big, bytes) ^ world_far.lie}, sum);
+        uint32_t crc = bytes == WORLD_BIG ? big_crc : crc32c(0, world_big, bytes);
+        s3_crc_format((struct s3_crc){S3_CRC32C, crc ^ world_far.lie}, sum);
         snprintf(head, sizeof(head),
                  "HTTP/1.1 %s\r\nContent-Length: %llu\r\n%s\r\nContent-Range: bytes "
                  "%llu-%llu/%llu\r\nContent-Type: test/big\r\nx-amz-meta-colour: blue\r\n%s%s\r\n\r\n",
