@@ -105,6 +105,32 @@ static void change(void)
     qsort(at.keys, at.n, sizeof(at.keys[0]), by_name);
 }
 
+/* The first key that is not before this one: to look at all of them for each page takes most of a test's time. */
+static unsigned first_from(const char *key)
+{
+    unsigned low = 0, high = *key ? at.n : 0;
+    while (low < high) {
+        unsigned middle = low + (high - low) / 2;
+        if (order(at.keys[middle], key) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* So many bytes or a few more that mean nothing, in long elements. */
+static void put_odd(struct bytes_out *out, size_t bytes)
+{
+    char dots[1000];
+    memset(dots, '.', sizeof(dots));
+    for (size_t most = out->len + bytes; out->len < most;) {
+        http_put(out, "<Odd>");
+        bytes_put(out, dots, sizeof(dots));
+        http_put(out, "</Odd>");
+    }
+}
+
 static void say_page(struct web_peer *p, struct bytes_out *out)
 {
     char prefix[1100] = "", after[1100] = "", token[1100], last[1100] = "";
@@ -125,7 +151,7 @@ static void say_page(struct web_peer *p, struct bytes_out *out)
     folders &= at.trouble != FOLDERS_IGNORED;
     struct bytes_out names = {0};
     http_put(out, "<ListBucketResult><EncodingType>url</EncodingType>");
-    for (unsigned i = 0, n = 0; i < at.n; i++) {
+    for (unsigned i = first_from(after), n = 0; i < at.n; i++) {
         const char *key = at.keys[i];
         int behind = *after ? order(key, after) : 1;
         if (strncmp(key, prefix, prefix_len) != 0 ||
@@ -168,12 +194,9 @@ static void say_page(struct web_peer *p, struct bytes_out *out)
     }
     if ((begins || go_on) && at.trouble == LONG_ANSWERS && at.odd_bytes < MIB && rng_below(&at.rng, 3) == 0) {
         at.odd_bytes += at.odd_bytes / 3 + 80 * KIB;
-        for (size_t most = out->len + at.odd_bytes; out->len < most;)
-            http_put(out, "<Odd>what nobody asked for, again and again</Odd>");
+        put_odd(out, at.odd_bytes);
     }
-    for (size_t most = out->len + at.fat; out->len < most;)
-        http_put(out, "<Odd>................................................................................."
-                      "...........</Odd>");
+    put_odd(out, at.fat);
     http_put(out, "</ListBucketResult>");
 }
 
@@ -384,7 +407,7 @@ static int begin(void **state)
 static void test_exact(void **state)
 {
     static const char *const prefixes[] = {"", "a", "a/", "a-b/", "t/", "none/", "\xc3\xa9"};
-    for (unsigned round = 0; round < 40; round++) {
+    for (unsigned round = 0; round < 40; round += test_seeds(4) < 4 && round < 20 ? 4 : 1) {
         at.rng = 1000 + round;
         at.trouble = round < 20 ? NONE : round % CHANGING;
         at.page = 3 + (unsigned)rng_below(&at.rng, 40);
@@ -542,7 +565,7 @@ static void test_memory(void **state)
     at.page = 100;
     at.wait_us = 20000;
     at.fat = 2 * MIB;
-    for (unsigned i = 0; i < 5000; i++)
+    for (unsigned i = 0; i < 2000; i++)
         add("%03u/%05u", i / 60, i);
     settle();
     expect("", NULL);
