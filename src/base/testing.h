@@ -39,6 +39,18 @@ static inline unsigned test_seeds(unsigned n)
 #endif
 }
 
+/* The step over n cases that differ by data alone, so that the same threads meet in each: n under
+ * ThreadSanitizer, else 1. */
+static inline unsigned test_step(unsigned n)
+{
+#if defined(__SANITIZE_THREAD__)
+    return n;
+#else
+    (void)n;
+    return 1;
+#endif
+}
+
 /* Sleeps. For a peer that is late, for calls that should meet at random, and for the time in which a fault
  * would show. Waits for events use test_wait_until. */
 static inline void test_pause_us(unsigned us)
