@@ -513,6 +513,21 @@ static bool push(struct client *c, struct held *held)
     }
 }
 
+/* The buffers of connections are those of the socket that listens, here for all that listen in this process:
+ * millions of bytes else, and each key costs both sides a lot. */
+static void narrow_listener(void)
+{
+    static const int bytes = 4096;
+    for (int fd = 3; fd < 100; fd++) {
+        int listens = 0;
+        socklen_t len = sizeof(listens);
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) < 0 || !listens)
+            continue;
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+        setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+    }
+}
+
 /*
  * A peer that asks for new keys, and does not take the answers, until nothing fits into the socket any more:
  * reading, TLS waits for room to write. When there is room again the connection continues. (Through memory:
@@ -527,7 +542,9 @@ static void test_keys_updated(void **state)
     int n;
     size_t have = 0;
     start_tls(&rig, 0);
+    narrow_listener();
     client_open(&c, &rig, TLS1_3_VERSION);
+    setsockopt(c.fd, SOL_SOCKET, SO_SNDBUF, &c.narrow, sizeof(c.narrow));
     SSL_set_bio(c.ssl, BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
     struct pollfd out = {.fd = c.fd, .events = POLLOUT}, any = {.fd = c.fd};
     for (unsigned sent = 0;; sent++) {
