@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <cmocka.h>
 
-#include <pthread.h>
 #include <sys/mman.h>
 
 #include "base/clock.h"
@@ -580,56 +579,6 @@ static void test_nonsense(void **state)
     close(not_one);
 }
 
-struct racer {
-    struct credit_table *t;
-    unsigned slot;
-    _Atomic uint64_t *in_flight, *worst;
-    uint64_t taken;
-};
-
-static void *race(void *arg)
-{
-    struct racer *r = arg;
-    struct credit c;
-    join(&c, r->t, r->slot);
-    for (unsigned i = 0; i < 20000; i++) {
-        bool sole_op;
-        uint64_t bytes = 4 * KIB;
-        if (!credit_take(&c, bytes, clock_now_ns(), &sole_op)) {
-            credit_wait(&c, 1);
-            continue;
-        }
-        uint64_t now = atomic_fetch_add(r->in_flight, bytes) + bytes, worst = atomic_load(r->worst);
-        while (now > worst && !atomic_compare_exchange_weak(r->worst, &worst, now))
-            ;
-        r->taken++;
-        atomic_fetch_sub(r->in_flight, bytes);
-        credit_done(&c, bytes, 0, false, clock_now_ns());
-    }
-    credit_fini(&c);
-    return NULL;
-}
-
-/* However they interleave, what is granted never exceeds the limit. */
-static void test_race(void **state)
-{
-    struct credit_table *t = shared();
-    _Atomic uint64_t in_flight = 0, worst = 0;
-    struct racer racers[6];
-    pthread_t threads[6];
-    atomic_store(&t->rails[0].limit_bytes, 12 * KIB);
-    for (unsigned i = 0; i < 6; i++) {
-        racers[i] = (struct racer){.t = t, .slot = i, .in_flight = &in_flight, .worst = &worst};
-        assert_int_equal(pthread_create(&threads[i], NULL, race, &racers[i]), 0);
-    }
-    for (unsigned i = 0; i < 6; i++) {
-        pthread_join(threads[i], NULL);
-        assert_true(racers[i].taken > 0);
-    }
-    assert_true(worst <= 12 * KIB);
-    credit_table_unmap(t);
-}
-
 /* --- against testing_sim.c ----------------------------------------------------------------------------------------- */
 
 #define NODES  8u
@@ -801,7 +750,6 @@ int main(void)
         cmocka_unit_test(test_late_reader),
         cmocka_unit_test(test_request),
         cmocka_unit_test(test_nonsense),
-        cmocka_unit_test(test_race),
         cmocka_unit_test(test_incast),
         cmocka_unit_test(test_long_path),
         cmocka_unit_test(test_short_path),
