@@ -22,7 +22,7 @@
 
 #define SEED    1u
 #define HEADER  512u /* before each member, as in a tar archive */
-#define SAMPLES 24u
+#define SAMPLES 12u
 
 static struct web_server server;
 static const struct source_opener opener;
