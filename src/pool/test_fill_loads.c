@@ -103,7 +103,7 @@ static void test_loads_at_a_time(void **state)
 /* More than there is room for at a time, by several threads; a load of many objects; passing errors. */
 static void test_loads_many(void **state)
 {
-    enum { N = 300 };
+    enum { N = 160 }; /* 75 MB, and a thread has 64 MiB under way */
     begin();
     for (unsigned threads = 1; threads <= 3; threads += 2) {
         struct fill *fill = fill_of(threads, 0);
