@@ -11,7 +11,9 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <cmocka.h>
 #include <stdio.h>
@@ -49,6 +51,13 @@ static inline unsigned test_step(unsigned n)
     (void)n;
     return 1;
 #endif
+}
+
+/* Millions of bytes, of which an assertion for each would take most of a test's time. */
+static inline bool test_all_are(uint8_t byte, const void *data, size_t n)
+{
+    const uint8_t *p = data;
+    return n == 0 || (*p == byte && memcmp(p, p + 1, n - 1) == 0);
 }
 
 /* Sleeps. For a peer that is late, for calls that should meet at random, and for the time in which a fault

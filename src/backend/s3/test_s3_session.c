@@ -270,8 +270,7 @@ static void test_cancel_pieces(void **state)
         memset(t.memory, TEST_GUARD, t.memory_bytes);
         assert_int_equal(backend_wait(b, 1, 20), 0);
         test_pieces_check(&t, NULL);
-        for (unsigned k = 0; k < t.memory_bytes; k++)
-            assert_int_equal(t.memory[k], TEST_GUARD);
+        assert_true(test_all_are(TEST_GUARD, t.memory, t.memory_bytes));
         test_pieces_free(&t);
     }
     backend_close(f);

@@ -263,11 +263,6 @@ static void cold(void)
     AUTO_CLOSE int fd = each_file(f.folder, POSIX_FADV_DONTNEED, LARGE);
 }
 
-static bool all_are(uint8_t byte, const uint8_t *from, const uint8_t *to)
-{
-    return from == to || (*from == byte && memcmp(from, from + 1, (size_t)(to - from) - 1) == 0);
-}
-
 static void test_ranges(void **state)
 {
     static const uint64_t ranges[][2] = {{0, LARGE},          {0, 1},
@@ -294,7 +289,8 @@ static void test_ranges(void **state)
                 if (r.rc < 0)
                     fail_msg("%s", r.message);
                 assert_memory_equal(dst, f.large + offset, bytes);
-                if (!all_are(0x5a, memory, dst) || !all_are(0x5a, dst + bytes, memory + 6 * MIB + 4096))
+                if (!test_all_are(0x5a, memory, (size_t)(dst - memory)) ||
+                    !test_all_are(0x5a, dst + bytes, (size_t)(memory + 6 * MIB + 4096 - dst) - bytes))
                     fail_msg("a byte outside of the range was written to");
             }
         }
