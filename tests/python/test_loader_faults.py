@@ -296,7 +296,8 @@ def test_left_half_way_a_thousand_times(numbers, more):
     leave(100)
     before, memory, leased = held_here(), resident(), leases()
     leave(1000)
-    assert not grown(before) and leases() == leased and resident() - memory < 16 << 20
+    wait_for(lambda: not grown(before), message=lambda: str(grown(before)))
+    assert leases() == leased and resident() - memory < 16 << 20
     loader.close()
 
 
