@@ -66,6 +66,7 @@ static const struct {
     M(brokered),
     N(moved, place),
     M(node_ask),
+    N(urgent, id),
 };
 
 static void same(struct bytes_out *out, const uint8_t *data, size_t size)

@@ -399,6 +399,7 @@ TABLE(ready, NULL, BYTES(ready, uuid), ELEMENTS(ready, n, PROTO_READY_RECORD, UI
 TABLE(ready_record, NULL, INTS(ready_record, sample, status))
 TABLE(moved, NULL, BYTES(moved, uuid), ELEMENTS(moved, n, 12, UINT32_MAX))
 TABLE(place, NULL, INTS(place, gid, generation))
+TABLE(urgent, NULL, BYTES(urgent, uuid), ELEMENTS(urgent, n, 8, PROTO_URGENT_MAX))
 TABLE(describe, NULL, INT(describe, uid), INT(describe, gid), VIEW(describe, open_bytes, open))
 TABLE(access_of, NULL, INT(access_of, uid), STRING(access_of, source, PROTO_STR_MAX))
 

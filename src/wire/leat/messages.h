@@ -82,7 +82,8 @@ PROTO_MESSAGE(proof)
 char *proto_error_text(const void *body, size_t len);
 void proto_error_text_put(struct bytes_out *out, const char *text);
 
-/* CLOSE: a set's handle. RELEASE: a lease. CANCEL: a request. SCAN_END: a scan. Also an element of WAIT: a sample. */
+/* CLOSE: a set's handle. RELEASE: a lease. CANCEL: a request. SCAN_END: a scan. Also an element of WAIT and
+ * URGENT: a sample. */
 struct proto_id {
     uint64_t id;
 };
@@ -436,6 +437,12 @@ struct proto_place {
     uint32_t generation; /* how often the region has moved: of two places the later one holds */
 };
 PROTO_MESSAGE(place)
+
+struct proto_urgent {
+    uint8_t uuid[PROTO_UUID];
+    uint32_t n; /* proto_id follow: samples of the set; at most PROTO_URGENT_MAX */
+};
+PROTO_MESSAGE(urgent)
 
 /* DESCRIBE and APPEND: a sealed proto_access may follow, sealed to what is before it. */
 struct proto_describe {

@@ -44,6 +44,7 @@
 #define PROTO_KEY_BYTES   1024u
 #define PROTO_PUTS_MAX    4096u /* ranges in one RDMA_PUT */
 #define PROTO_VIEWS_MAX   1024u /* of one data connection */
+#define PROTO_URGENT_MAX  512u  /* samples in one URGENT, and those of a set that its receiver keeps */
 #define PROTO_UUID        16
 
 enum proto_kind { PROTO_REQUEST = 1, PROTO_REPLY = 2, PROTO_EVENT = 3 };
@@ -103,6 +104,8 @@ enum proto_type {
     PROTO_FORGET = 68,    /* event: proto_set_flags (1: dropped for all; 2: by force; else: we no longer need it held) */
     PROTO_DESCRIBE = 69,  /* proto_describe, sealed proto_access (to what is before it) or nothing -> proto_ws; payload: the index blob */
     PROTO_MOVED = 73,     /* event, from version 3 on: proto_moved × proto_place: where regions of a set are now */
+    PROTO_URGENT = 74,    /* event, from version 3 on: proto_urgent × proto_id: samples that a client of the sender waits for, and of
+                             which the receiver has bytes to load. Sent again while they are waited for */
     PROTO_ACCESS = 72,    /* event: proto_access_of, sealed proto_access (to what is before it): how that user reads it */
     PROTO_RESYNC = 70,    /* proto_set_flags (1: READY of all it filled, too; 2: it holds the set for us) -> proto_resync_reply */
 
@@ -116,7 +119,7 @@ enum proto_type {
  * The version of a connection whose other side speaks `min` to `max`: the highest common one; 0: there is
  * none.
  *   2  the oldest that is spoken
- *   3  the answer to BROKER says the version of its data connection; NODE says the incarnation of the node that asks; MOVED
+ *   3  the answer to BROKER says the version of its data connection; NODE says the incarnation of the node that asks; MOVED, URGENT
  */
 unsigned proto_version_common(unsigned min, unsigned max);
 

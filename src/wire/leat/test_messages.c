@@ -451,6 +451,13 @@ static void test_peers(void **state)
                 "07000000"
                 "01000000"
                 "03000000");
+    /* URGENT: set; samples */
+    struct proto_urgent urgent = {.n = 2};
+    rising(urgent.uuid, 16, 0x10);
+    LISTED(urgent, &urgent, id, ((struct proto_id[]){{5}, {0x0102030405060708}}),
+           UUID "02000000"
+                "0500000000000000"
+                "0807060504030201");
     /* DESCRIBE and APPEND: user, group, proto_open; what is sealed comes behind it */
     GOLDEN(describe, MESSAGE(describe, 1000, 100, 4, (const uint8_t *)"open"),
            "e8030000"

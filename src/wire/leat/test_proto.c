@@ -61,6 +61,22 @@ static void test_versions(void **state)
     assert_int_equal(proto_version_common(newest + 1, 255), 0);
 }
 
+/* An URGENT is short, so that what is done for one is. */
+static void test_urgent_limit(void **state)
+{
+    struct bytes_out out = {0};
+    for (uint32_t n = PROTO_URGENT_MAX; n <= PROTO_URGENT_MAX + 1; n++) {
+        struct proto_urgent m = {.n = n}, got;
+        bytes_out_reset(&out);
+        proto_urgent_put(&out, &m);
+        for (uint64_t i = 0; i < n; i++)
+            proto_id_put(&out, &(struct proto_id){i});
+        struct bytes_in in = bytes_in_of(out.data, out.len);
+        assert_int_equal(proto_urgent_next(&in, &got), n > PROTO_URGENT_MAX ? LEAT_CORRUPT : 0);
+    }
+    bytes_out_fini(&out);
+}
+
 /* Every prefix of a good message, and the message with a byte too many, is refused. */
 #define ASSERT_EXACT(get, fini, out, type)                                                                   \
     do {                                                                                                     \
@@ -373,10 +389,13 @@ static void test_mac(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_versions), cmocka_unit_test(test_frame),   cmocka_unit_test(test_hello),
-        cmocka_unit_test(test_welcome),  cmocka_unit_test(test_open),    cmocka_unit_test(test_open_access),
-        cmocka_unit_test(test_ws),       cmocka_unit_test(test_fetched), cmocka_unit_test(test_report),
-        cmocka_unit_test(test_scanned),  cmocka_unit_test(test_range),   cmocka_unit_test(test_mac),
+        cmocka_unit_test(test_versions),     cmocka_unit_test(test_frame),
+        cmocka_unit_test(test_hello),        cmocka_unit_test(test_welcome),
+        cmocka_unit_test(test_open),         cmocka_unit_test(test_open_access),
+        cmocka_unit_test(test_ws),           cmocka_unit_test(test_fetched),
+        cmocka_unit_test(test_report),       cmocka_unit_test(test_scanned),
+        cmocka_unit_test(test_range),        cmocka_unit_test(test_mac),
+        cmocka_unit_test(test_urgent_limit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
