@@ -758,6 +758,18 @@ void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i)
     pthread_mutex_unlock(&fill->lock);
 }
 
+void fill_urgent_there(struct fill *fill, struct wset *ws, uint64_t i, unsigned from, uint32_t share)
+{
+    struct wset_urgent queue = {0};
+    if (!ws->nsegments || (!ws->urgent_there.samples && fill_urgent_there_plan(ws, &queue) < 0))
+        return;
+    pthread_mutex_lock(&fill->lock);
+    if (queue.samples)
+        ws->urgent_there = queue;
+    fill_urgent_there_add(ws, i, (uint8_t)from, share);
+    pthread_mutex_unlock(&fill->lock);
+}
+
 bool fill_segment_done(struct fill *fill, struct wset *ws, uint32_t s, uint64_t *ret_begin, uint64_t *ret_end)
 {
     pthread_mutex_lock(&fill->lock);

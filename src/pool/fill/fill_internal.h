@@ -7,6 +7,7 @@
 #include "dataset/index.h"
 #include "disk/disk.h"
 #include "pool/fill/fill.h"
+#include "pool/set/wset.h"
 
 #define SOURCES_CACHED 8u
 #define RANGES_BAD_MAX 64u
@@ -149,6 +150,8 @@ bool fill_large(struct fill_thread *t, const struct index *index, uint64_t exten
  * them. -ENOMEM; false: nothing. */
 int fill_urgent_plan(struct wset *ws);
 void fill_urgent_add(struct wset *ws, uint64_t i);
+int fill_urgent_there_plan(const struct wset *ws, struct wset_urgent *ret);
+void fill_urgent_there_add(struct wset *ws, uint64_t i, uint8_t from, uint32_t share);
 bool fill_urgent_pick(struct wset *ws, unsigned threads, struct fill_pick *p);
 /* fill.c: the thread's wide bounce buffer, which is charged, at a border of 2 MiB; NULL: there is no memory for it, or no share. */
 uint8_t *fill_wide(struct fill_thread *t, uint64_t *ret_bytes);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Samples that a client waits for go first: those that fill_urgent() was called with, in its order.
+ * Samples that a client waits for go first: those that fill_urgent() was called with, in its order. Those of other
+ * nodes (fill_urgent_there) are a queue of their own, and both take turns, so neither waits for all of the other.
+ * Each node has a share of it, which another cannot take.
  *
  * A batch of a shuffled epoch is files from all over a folder. So a sample that is a file of its own is read
  * alone, some at a time, and its segment is TODO again afterwards: the thread that takes all of it leaves out
@@ -25,8 +27,26 @@ enum verdict {
 
 int fill_urgent_plan(struct wset *ws)
 {
-    ws->urgent = malloc(URGENT_MAX * sizeof(*ws->urgent));
-    return ws->urgent ? 0 : -ENOMEM;
+    ws->urgent.samples = malloc(URGENT_MAX * sizeof(*ws->urgent.samples));
+    return ws->urgent.samples ? 0 : -ENOMEM;
+}
+
+/* Only sets that other nodes wait for have it, and pay for it. */
+int fill_urgent_there_plan(const struct wset *ws, struct wset_urgent *ret)
+{
+    struct wset_urgent q = {0};
+    uint64_t bytes = PROTO_URGENT_MAX * (sizeof(*q.samples) + sizeof(*q.from));
+    if (ws->config && ws->config->owner->charge((struct wset *)ws, bytes, NULL) < 0)
+        return LEAT_NO_SPACE;
+    q.samples = malloc(PROTO_URGENT_MAX * sizeof(*q.samples));
+    q.from = malloc(PROTO_URGENT_MAX * sizeof(*q.from));
+    if (!q.samples || !q.from) {
+        free(q.samples);
+        free(q.from);
+        return -ENOMEM;
+    }
+    *ret = q;
+    return 0;
 }
 
 /* The first segment that ends above `address`, or nsegments. */
@@ -122,21 +142,51 @@ static enum verdict look_at_sample(const struct wset *ws, uint64_t i, const stru
 void fill_urgent_add(struct wset *ws, uint64_t i)
 {
     struct fill_file file;
-    if (ws->urgent && ws->nurgent < URGENT_MAX &&
-        look_at_sample(ws, i, &(struct fill_pick){0}, &file) != NOTHING)
-        ws->urgent[ws->nurgent++] = i;
+    struct wset_urgent *q = &ws->urgent;
+    if (q->samples && q->n < URGENT_MAX && look_at_sample(ws, i, &(struct fill_pick){0}, &file) != NOTHING)
+        q->samples[q->n++] = i;
 }
 
-bool fill_urgent_pick(struct wset *ws, unsigned threads, struct fill_pick *p)
+/* What is asked for again because it is not there yet takes no second place. */
+static bool there_has_room(const struct wset_urgent *q, uint64_t i, uint8_t from, uint32_t share)
+{
+    uint32_t its = 0;
+    for (uint32_t k = 0; k < q->n; k++) {
+        if (q->samples[k] == i)
+            return false;
+        its += q->from[k] == from;
+    }
+    return q->n < PROTO_URGENT_MAX && its < share;
+}
+
+void fill_urgent_there_add(struct wset *ws, uint64_t i, uint8_t from, uint32_t share)
+{
+    struct fill_file file;
+    struct wset_urgent *q = &ws->urgent_there;
+    if (q->samples && there_has_room(q, i, from, share) &&
+        look_at_sample(ws, i, &(struct fill_pick){0}, &file) != NOTHING) {
+        q->from[q->n] = from;
+        q->samples[q->n++] = i;
+    }
+}
+
+static void queue_keep(struct wset_urgent *q, uint32_t *kept, uint32_t at)
+{
+    q->samples[*kept] = q->samples[at];
+    if (q->from)
+        q->from[*kept] = q->from[at];
+    ++*kept;
+}
+
+static bool queue_pick(struct wset *ws, struct wset_urgent *q, unsigned threads, struct fill_pick *p)
 {
     /* A share of them, so that the last ones are spread over threads. */
-    unsigned most = MIN(MAX(ws->nurgent / threads, 1u), FILL_FILES_MAX);
+    unsigned most = MIN(MAX(q->n / threads, 1u), FILL_FILES_MAX);
     uint32_t kept = 0, at = 0;
     bool whole = false;
-    while (at < ws->nurgent && p->nfiles < most && !whole) {
-        uint64_t i = ws->urgent[at++];
+    for (; at < q->n && p->nfiles < most && !whole; at++) {
         struct fill_file file;
-        enum verdict v = look_at_sample(ws, i, p, &file);
+        enum verdict v = look_at_sample(ws, q->samples[at], p, &file);
         if (v == ALONE) {
             ws->segments[file.segment].state = SEGMENT_PARTLY;
             p->files[p->nfiles++] = file;
@@ -148,9 +198,22 @@ bool fill_urgent_pick(struct wset *ws, unsigned threads, struct fill_pick *p)
             whole = true;
         }
         if (v != NOTHING) /* also of WHOLE: it may have more segments */
-            ws->urgent[kept++] = i;
+            queue_keep(q, &kept, at);
     }
-    memmove(ws->urgent + kept, ws->urgent + at, (ws->nurgent - at) * sizeof(*ws->urgent));
-    ws->nurgent -= at - kept;
+    while (kept < at && at < q->n)
+        queue_keep(q, &kept, at++);
+    q->n = kept < at ? kept : q->n;
     return whole || p->nfiles > 0;
+}
+
+bool fill_urgent_pick(struct wset *ws, unsigned threads, struct fill_pick *p)
+{
+    for (unsigned k = 0; k < 2; k++) {
+        bool there = ws->urgent_turn != (k > 0);
+        if (!queue_pick(ws, there ? &ws->urgent_there : &ws->urgent, threads, p))
+            continue;
+        ws->urgent_turn = !there;
+        return true;
+    }
+    return false;
 }

@@ -73,9 +73,9 @@ static void fill_asking(struct fill *fill, struct wset *ws, const uint64_t *samp
     sem_post(&go_on);
     testing_wait_alone(ws);
     on_advanced = NULL;
-    uint32_t left = ws->nurgent;
+    uint32_t left = ws->urgent.n;
     fill_urgent(fill, ws, 0); /* there already: nothing */
-    assert_int_equal(ws->nurgent, left);
+    assert_int_equal(ws->urgent.n, left);
 }
 
 static void tree(const char *folder, unsigned files, uint64_t bytes)
@@ -318,6 +318,109 @@ static void test_told_again(void **state)
     wset_unref(ws);
 }
 
+/* --- other nodes ---------------------------------------------------------------------------------------------------------- */
+
+static bool noted[4096];
+static uint64_t order[64];
+static unsigned norder;
+
+/* Of each segment the sample that was asked for. */
+static void on_segment(struct wset *ws, struct bytes_out *records)
+{
+    struct bytes_in in = bytes_in_of(records->data, records->len);
+    while (bytes_left(&in) > 0) {
+        struct proto_ready_record r;
+        assert_int_equal(proto_ready_record_next(&in, &r), 0);
+        if (noted[r.sample])
+            order[norder++] = r.sample;
+    }
+}
+
+/* The only thread is held, and the set started. */
+static struct fill *held(struct wset *ws, struct fill_load *load)
+{
+    static uint8_t nothing[64];
+    struct fill *fill = fill_of(1, 64 * KIB, on_segment);
+    *load = (struct fill_load){.ws = ws, .dst = nothing, .done = block};
+    sem_init(&reached, 0, 0);
+    sem_init(&go_on, 0, 0);
+    fill_load(fill, load);
+    sem_wait(&reached);
+    ws->nnodes = 1; /* for the records */
+    assert_int_equal(fill_start(fill, ws), 0);
+    norder = 0;
+    memset(noted, 0, sizeof(noted));
+    return fill;
+}
+
+static void end_held(struct fill *fill, struct wset *ws)
+{
+    sem_post(&go_on);
+    testing_wait_alone(ws);
+    fill_free(fill);
+    ws->nnodes = 0;
+    wset_unref(ws);
+}
+
+/* Readers of this host and those of other nodes take turns, though one of them asked for much more, and before. */
+static void test_turns(void **state)
+{
+    static const uint64_t here[] = {41, 45, 49, 53, 57}, there[] = {9, 21};
+    struct fill_load load;
+    struct wset *ws = testing_wset(testing_index("urgent.npy"), 1 * MIB);
+    struct fill *fill = held(ws, &load);
+    for (unsigned k = 0; k < ARRAY_LEN(here); k++) {
+        fill_urgent(fill, ws, here[k]);
+        noted[here[k]] = true;
+    }
+    for (unsigned k = 0; k < ARRAY_LEN(there); k++) {
+        fill_urgent_there(fill, ws, there[k], 1, 10);
+        noted[there[k]] = true;
+    }
+    end_held(fill, ws);
+    static const uint64_t expected[] = {41, 9, 45, 21, 49, 53, 57};
+    assert_int_equal(norder, ARRAY_LEN(expected));
+    assert_memory_equal(order, expected, sizeof(expected));
+}
+
+/* A node that asks for all it can takes no other's place, and what is asked for twice takes one. */
+static void test_shares(void **state)
+{
+    struct fill_load load;
+    struct wset *ws = testing_wset(testing_index("urgent.npy"), 1 * MIB);
+    struct fill *fill = held(ws, &load);
+    for (unsigned round = 0; round < 100; round++) {
+        for (uint64_t i = 0; i < 40; i++)
+            fill_urgent_there(fill, ws, i, 1, 16);
+    }
+    assert_int_equal(ws->urgent_there.n, 16);
+    fill_urgent_there(fill, ws, 3, 2, 16); /* which is in the queue */
+    assert_int_equal(ws->urgent_there.n, 16);
+    fill_urgent_there(fill, ws, 61, 2, 16);
+    assert_int_equal(ws->urgent_there.n, 17);
+    assert_int_equal(ws->urgent_there.from[16], 2);
+    for (unsigned from = 3; from < 63; from++)
+        fill_urgent_there(fill, ws, from - 3, from, 16);
+    assert_in_range(ws->urgent_there.n, 17, PROTO_URGENT_MAX);
+    noted[61] = noted[63] = true;
+    end_held(fill, ws);
+    assert_int_equal(norder, 2);
+    assert_int_equal(order[0], 61);
+}
+
+/* As many as there may be: those of one node that has all of the queue to itself. */
+static void test_full(void **state)
+{
+    struct fill_load load;
+    testing_npy("many.npy", 1, 4096, 512);
+    struct wset *ws = testing_wset(testing_index("many.npy"), 1 * MIB);
+    struct fill *fill = held(ws, &load);
+    for (uint64_t i = 0; i < 4096; i++)
+        fill_urgent_there(fill, ws, i, 1, UINT32_MAX);
+    assert_int_equal(ws->urgent_there.n, PROTO_URGENT_MAX);
+    end_held(fill, ws);
+}
+
 static int teardown(void **state)
 {
     testing_folder_remove();
@@ -335,6 +438,9 @@ int main(void)
         cmocka_unit_test(test_file_gone),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_told_again),
+        cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_full),
     };
     return cmocka_run_group_tests(tests, NULL, teardown);
 }

@@ -300,7 +300,9 @@ void wset_unref(struct wset *ws)
     }
     free(ws->failures);
     free(ws->segments);
-    free(ws->urgent);
+    free(ws->urgent.samples);
+    free(ws->urgent_there.samples);
+    free(ws->urgent_there.from);
     free((void *)ws->parts_done);
     free((void *)ws->crc_known);
     free(ws->name);

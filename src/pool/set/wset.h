@@ -52,6 +52,13 @@ struct wset_failure {
     char message[400];
 };
 
+/* Samples that go first, in the order in which they were asked for. `from`: by which node; NULL: this one. */
+struct wset_urgent {
+    uint64_t *samples;
+    uint8_t *from;
+    uint32_t n;
+};
+
 struct straddle; /* a part whose pieces are not all here yet */
 
 /* What a set needs from its owner. */
@@ -139,8 +146,9 @@ struct wset {
     struct wset_segment *segments;
     uint32_t nsegments, next_segment, segments_left, active;
     unsigned decoding; /* threads inside, of sets with `decoders` */
-    uint64_t *urgent;  /* samples that a client waits for, in that order (pool/fill/fill_urgent.c) */
-    uint32_t nurgent;
+    /* pool/fill/fill_urgent.c: samples that a client of this node waits for, or one of another node */
+    struct wset_urgent urgent, urgent_there;
+    bool urgent_turn; /* those of other nodes are next */
     bool fill_cancelled;
 
     bool remote, local; /* immutable: some of its sources are remote; some are not */
