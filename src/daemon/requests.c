@@ -20,6 +20,7 @@
 #include <inttypes.h>
 
 #define URGENT_MAX        4096u /* samples of one WAIT that go first */
+#define URGENT_AHEAD      256u  /* the same, of other nodes: from the first that is not there */
 #define FETCH_SAMPLES_MAX (1u << 20)
 #define FETCH_RUNS_MAX    (1u << 18) /* of one answer: 7 MiB of it */
 
@@ -196,6 +197,18 @@ static bool wait_advance(struct pending *p)
     return true;
 }
 
+/* What other nodes load: as much of it as there is room for, and more when samples have arrived. */
+static void wait_urge(struct pending *p)
+{
+    const struct pool *pool = p->ws->pool;
+    if (!pool->nodes || !p->ws->nnodes)
+        return;
+    p->urged = MAX(p->urged, p->at);
+    while (p->urged < p->n && p->urged - p->at < URGENT_AHEAD &&
+           pool->nodes->urge(pool->cluster, p->ws, p->samples[p->urged]))
+        p->urged++;
+}
+
 static bool fetch_advance(struct pending *p)
 {
     struct fetch *f = p->fetch;
@@ -245,10 +258,16 @@ void requests_advance(struct wset *ws)
     wset_ref(ws);
     list_for_each_safe (node, &ws->waiters) {
         struct pending *p = container_of(node, struct pending, set_node);
-        if (p->kind == PENDING_WAIT)
-            wait_advance(p);
-        else if (p->kind == PENDING_FETCH)
+        if (p->kind == PENDING_FETCH)
             fetch_advance(p);
+        else if (p->kind == PENDING_WAIT && !wait_advance(p))
+            wait_urge(p);
+    }
+    /* Another one is the first next time: of those that are too many for the room that there is, each gets some. */
+    struct pending *first = list_first(&ws->waiters, struct pending, set_node);
+    if (first && ws->nnodes) {
+        list_remove(&first->set_node);
+        list_push_back(&ws->waiters, &first->set_node);
     }
     wset_unref(ws);
 }
@@ -541,6 +560,7 @@ static int on_wait(struct client *c, struct conn_message *m, struct leat_error *
     /* The first ones: a reader of a whole set cannot have all of it first. */
     for (uint32_t k = p->at; k < n && k - p->at < URGENT_MAX; k++)
         fill_urgent(c->server->pool->fill, ws, p->samples[k]);
+    wait_urge(p);
     return 0;
 }
 

@@ -69,6 +69,7 @@ struct pending {
     uint64_t id;
     uint64_t *samples; /* WAIT */
     uint32_t n, at;
+    uint32_t urged; /* samples below have been made urgent on other nodes */
     uint64_t began_ns;
     struct fetch *fetch;     /* FETCH */
     struct loop_timer timer; /* DROP */

@@ -7,6 +7,7 @@
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "base/testing.h"
+#include "cluster/urgent.h"
 #include "leat/leat.h"
 #include "loop/loop.h"
 #include "rpc/conn.h"
@@ -503,6 +504,28 @@ static void answer_as(int fd, unsigned version, const struct net_reply *to, stru
     bytes_out_fini(body);
 }
 
+/* A sample of node 1, which is up, is waited for: when it is due nothing is sent. */
+static void check_nothing_urged(struct host *h)
+{
+    struct wset *ws;
+    struct leat_error err;
+    testing_npy("urged.npy", 1, 10, 1000);
+    assert_int_equal(wset_new(NULL, testing_index("urged.npy"), true, &ws, &err), 0);
+    ws->region_bytes = 1 * MIB;
+    ws->regions = calloc(1, sizeof(*ws->regions));
+    ws->nregions = 1;
+    assert_int_equal(cluster_name_nodes(h->cluster, ws), 0);
+    wset_region_put(ws, 0, 1);
+    list_push_back(&h->pool->sets, &ws->node);
+    assert_true(nodes_urge(h->cluster, ws, 3));
+    const uint64_t due_ns = ws->wanted->due_ns;
+    test_run_until(ws->wanted->due_ns != due_ns, loop_turn(loop, 10));
+    assert_int_equal(ws->wanted->at[0].nodes, 2);
+    assert_int_equal(ws->wanted->at[0].sent, 0);
+    list_remove(&ws->node);
+    wset_unref(ws);
+}
+
 /* The node that is dialled chooses: version 2, as the release does that knows no other; or one that was
  * not offered. */
 static void test_dialled_versions(void **state)
@@ -554,6 +577,7 @@ static void test_dialled_versions(void **state)
             answer_as(fd, 2, &m, &body);
             net_reply_fini(&m);
             test_run_until(is_up(&h[0], 1), loop_turn(loop, 10));
+            check_nothing_urged(&h[0]);
         } else {
             p = (struct pollfd){.fd = fd, .events = POLLIN};
             test_run_until(poll(&p, 1, 0) == 1, loop_turn(loop, 10));

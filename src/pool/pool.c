@@ -26,6 +26,8 @@ static void advanced_on_loop(void *arg)
     struct wset *ws = arg;
     atomic_store(&ws->notify_pending, false);
     ws->loaded = wset_is_loaded(ws);
+    if (ws->pool->nodes)
+        ws->pool->nodes->advanced(ws->pool->cluster, ws);
     if (ws->pool->advanced)
         ws->pool->advanced(ws->pool->user, ws);
     wset_unref(ws);

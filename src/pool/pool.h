@@ -92,6 +92,11 @@ struct pool_nodes_ops {
     void (*forget)(struct cluster *cluster, struct wset *ws, bool end, bool force);
     /* Pieces that this node has, as READY records. Any thread. May take the buffer. */
     void (*filled)(struct cluster *cluster, struct wset *ws, struct bytes_out *records);
+    /* A client waits for sample i of ws: the nodes that have bytes of it to load do so first. False: so many are waited for that there is
+     * no room: to be called again when samples have arrived. */
+    bool (*urge)(struct cluster *cluster, struct wset *ws, uint64_t i);
+    /* Samples of ws changed state. Before pool.advanced. */
+    void (*advanced)(struct cluster *cluster, struct wset *ws);
     /* The access of user uid to a source: to one node, or to POOL_ALL_NODES; unreachable ones are skipped. */
     void (*share_access)(struct cluster *cluster, unsigned node, uint32_t uid, const char *spec,
                          struct access *access);

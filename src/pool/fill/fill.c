@@ -761,7 +761,7 @@ void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i)
 void fill_urgent_there(struct fill *fill, struct wset *ws, uint64_t i, unsigned from, uint32_t share)
 {
     struct wset_urgent queue = {0};
-    if (!ws->nsegments || (!ws->urgent_there.samples && fill_urgent_there_plan(ws, &queue) < 0))
+    if (!ws->nsegments || (!ws->urgent_there.samples && fill_urgent_there_plan(&queue) < 0))
         return;
     pthread_mutex_lock(&fill->lock);
     if (queue.samples)

@@ -31,15 +31,11 @@ int fill_urgent_plan(struct wset *ws)
     return ws->urgent.samples ? 0 : -ENOMEM;
 }
 
-/* Only sets that other nodes wait for have it, and pay for it. */
-int fill_urgent_there_plan(const struct wset *ws, struct wset_urgent *ret)
+/* Only a set that another node waits for has it. It is in SET_BYTES of wset.c, so that a full pool does not lack it. */
+int fill_urgent_there_plan(struct wset_urgent *ret)
 {
-    struct wset_urgent q = {0};
-    uint64_t bytes = PROTO_URGENT_MAX * (sizeof(*q.samples) + sizeof(*q.from));
-    if (ws->config && ws->config->owner->charge((struct wset *)ws, bytes, NULL) < 0)
-        return LEAT_NO_SPACE;
-    q.samples = malloc(PROTO_URGENT_MAX * sizeof(*q.samples));
-    q.from = malloc(PROTO_URGENT_MAX * sizeof(*q.from));
+    struct wset_urgent q = {.samples = malloc(PROTO_URGENT_MAX * sizeof(*q.samples)),
+                            .from = malloc(PROTO_URGENT_MAX * sizeof(*q.from))};
     if (!q.samples || !q.from) {
         free(q.samples);
         free(q.from);

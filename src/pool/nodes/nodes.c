@@ -194,6 +194,7 @@ static void member_changed(void *user, uint32_t n, enum member_change change)
         log_info("node %s is up", c->config.nodes[n]);
         access_cache_share(c->pool, n);
         sets_event(c, n, SET_ON_UP);
+        nodes_urgent_up(c, n);
         break;
     case MEMBER_RESTARTED:
         log_info("node %s was restarted", c->config.nodes[n]);
@@ -816,6 +817,8 @@ static const struct pool_nodes_ops nodes_ops = {.open = nodes_open,
                                                 .release = nodes_release,
                                                 .forget = nodes_forget,
                                                 .filled = nodes_ready,
+                                                .urge = nodes_urge,
+                                                .advanced = nodes_urgent_advanced,
                                                 .share_access = nodes_share_access};
 static const struct peer_ops link_ops = {.up = link_up, .down = link_down};
 
@@ -873,6 +876,7 @@ int cluster_new(struct loop *loop, struct pool *pool, const struct cluster_confi
         return rc;
     }
     c->tick.fire = tick;
+    c->urgent_timer.fire = nodes_urgent_fire;
     loop_timer_set(loop, &c->tick, clock_now_ns() + LINK_TICK_NS);
     pool->cluster = c;
     pool->nodes = &nodes_ops;
@@ -887,6 +891,7 @@ void cluster_free(struct cluster *c)
     c->pool->cluster = NULL;
     c->pool->nodes = NULL;
     loop_timer_clear(&c->tick);
+    loop_timer_clear(&c->urgent_timer);
     /* Whoever waits for an answer gets one, and frees what it has. */
     for (unsigned n = 0; n < c->config.nnodes; n++) {
         if (c->links[n].peer)

@@ -43,6 +43,7 @@ struct cluster {
     struct list describing, dials;
     struct list pending_installs; /* nodes_install.c: INSTALL requests without an answer */
     struct loop_timer tick;       /* are the others alive; are lost regions back */
+    struct loop_timer urgent_timer;
 };
 
 #define RESYNC_TELL 1u /* and to say what it has filled */
@@ -112,6 +113,13 @@ void nodes_share_access(struct cluster *c, unsigned n, uint32_t uid, const char 
 /* How a user reads a source: to one node that is up. Nothing when there are no credentials in it. */
 void nodes_send_access(struct cluster *c, unsigned n, uint32_t uid, const char *spec, struct access *access);
 int nodes_on_access(struct cluster *c, struct rpc_session *session, struct conn_message *m);
+/* nodes_urgent.c. pool_nodes_ops.urge and .advanced. */
+bool nodes_urge(struct cluster *c, struct wset *ws, uint64_t i);
+void nodes_urgent_advanced(struct cluster *c, struct wset *ws);
+/* The link to node n is up, perhaps again. */
+void nodes_urgent_up(struct cluster *c, unsigned n);
+void nodes_urgent_fire(struct loop_timer *timer);
+int nodes_on_urgent(struct cluster *c, struct rpc_session *session, struct conn_message *m);
 /* A set that another node described: ours already, or a replica of it. reply->payload_fd is taken. done: later or at once. */
 typedef void (*nodes_adopted_fn)(void *user, struct wset *ws, const struct leat_error *err);
 int nodes_adopt(struct cluster *c, struct peer_reply *reply, nodes_adopted_fn done, void *user,

@@ -427,6 +427,7 @@ int cluster_message(struct cluster *c, struct rpc_session *session, struct conn_
         {PROTO_DESCRIBE, PROTO_REQUEST, on_describe}, {PROTO_RESYNC, PROTO_REQUEST, on_resync},
         {PROTO_READY, PROTO_EVENT, on_ready},         {PROTO_FORGET, PROTO_EVENT, on_forget},
         {PROTO_ACCESS, PROTO_EVENT, nodes_on_access}, {PROTO_MOVED, PROTO_EVENT, on_moved},
+        {PROTO_URGENT, PROTO_EVENT, nodes_on_urgent},
     };
     for (unsigned k = 0; k < ARRAY_LEN(table); k++) {
         if (table[k].type == m->frame.type && table[k].kind == m->frame.kind)

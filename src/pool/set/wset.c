@@ -26,7 +26,7 @@
 #define PLACES_ALIGN    (64 * KIB) /* the largest page of any kernel: what is mapped begins at one */
 #define FAILURES_FIRST  8u
 #define LIVE_HUGE_BYTES (4 * MIB)
-#define SET_BYTES       (24 * KIB) /* of a set of nothing: its object, names, first failures, what is waited for */
+#define SET_BYTES       (42 * KIB) /* of a set of nothing: its object, names, first failures, what is waited for */
 #define REGION_BYTES    512u       /* of a region: its object, and its place in the set's table */
 #define SEGMENT_TABLE                                                                                        \
     320u /* of a segment: twice its entry, as tables grow, and the part that straddles its end */
@@ -300,6 +300,7 @@ void wset_unref(struct wset *ws)
     }
     free(ws->failures);
     free(ws->segments);
+    free(ws->wanted);
     free(ws->urgent.samples);
     free(ws->urgent_there.samples);
     free(ws->urgent_there.from);

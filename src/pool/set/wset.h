@@ -18,6 +18,7 @@
 #include <pthread.h>
 
 struct access;
+struct urgent;
 struct pool;
 struct region;
 struct stream_window;
@@ -93,6 +94,8 @@ struct wset {
     const void *appender;  /* the maker of the next version of this set, or NULL: one at a time */
     uint64_t limit_bytes;  /* as its creator asked: at most so much of the pool; 0: no limit */
     uint64_t losses;       /* how often a node of it was lost */
+    struct urgent
+        *wanted; /* samples that clients wait for, of other nodes (cluster/urgent.h); NULL: none yet */
 
     /* immutable after wset_new */
     uint64_t serial; /* unique in this process: what caches are keyed by, never the address */
