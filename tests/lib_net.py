@@ -123,11 +123,11 @@ class Cluster:
         path.chmod(0o600)
         return path
 
-    def start(self, i, *, token=None, nodes=None, limits=None, disk=None, **more):
+    def start(self, i, *, token=None, nodes=None, limits=None, disk=None, log=None, **more):
         self.daemons[i] = self.host.daemon(
             {"pool": {"size": self.pool, "region_size": self.region},
              "net": {"listen": self.nodes[i], "token_file": token or self.token, "nodes": " ".join(nodes or self.nodes)},
-             "limits": limits or {}, "disk": disk or {}},
+             "limits": limits or {}, "disk": disk or {}, "log": log or {}},
             name="abcdef"[i], prefix=self.network.inside(i), options=["--idle-timeout", "10m"], **more)
         return self.daemons[i]
 

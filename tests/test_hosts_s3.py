@@ -187,3 +187,61 @@ def test_what_is_not_sealed_is_hung_up_on(host, leat, network, s3, pair):
     with pytest.raises(leat.Denied):
         leat.open(store(s3, 64), socket=pair.daemons[A].socket, storage_options={"endpoint_url": s3.url, "region": s3.region})
     pair.joined(A)
+
+
+class Held:
+    """A server that answers no GET of an object before the test allows it; other requests it answers at once."""
+
+    def __init__(self, s3):
+        self.allowed, self.asked, self.all, self.changed = set(), [], False, threading.Condition()
+        s3.match = self.match
+
+    def match(self, request):
+        if request.command == "GET" and request.key:
+            with self.changed:
+                self.asked.append(request.key)
+                self.changed.wait_for(lambda: self.all or request.key in self.allowed, 120)
+        return None
+
+    def allow(self, keys):
+        with self.changed:
+            self.allowed |= set(keys)
+            self.changed.notify_all()
+
+    def allow_all(self):
+        with self.changed:
+            self.all = True
+            self.changed.notify_all()
+
+
+def test_a_wait_is_urgent_on_the_other_node(host, leat, cluster, s3):
+    """64 objects, a region each. What a reader on A waits for lies last on B, and is the next one that B loads: no other is answered."""
+    size, count = 256 << 10, 64
+    made = {f"{k:03d}.bin": bytes([k]) * size for k in range(count)}
+    for key, data in made.items():
+        (s3.top / "b/t").mkdir(exist_ok=True)
+        (s3.top / "b/t" / key).write_bytes(data)
+    for i in (A, B):
+        cluster.start(i, disk={"threads": 1}, log={"level": "debug"})
+    for i in (A, B):
+        cluster.joined(i)
+    a, held = cluster.daemons[A], Held(s3)
+    ws = leat.open("s3://b/t/", socket=a.socket, storage_options=keys(s3, "FIRST"))
+    regions = leat.stat("s3://b/t/", socket=a.socket)["regions"]
+    assert len(regions) == count
+    on_b = [region["mr_gid"] for region in regions if region["node"] == B]
+    assert len(on_b) > count // 3, "both have a share"
+    last, got = on_b[-1], []
+    lib_host.wait_for(lambda: len(held.asked) >= 2, message="both began")
+    reader = threading.Thread(target=lambda: got.append(bytes(ws[last])), daemon=True)
+    reader.start()
+    lib_host.wait_for(lambda: "waits for 1 samples" in cluster.daemons[B].text(), message="B was not asked")
+    begun = set(held.asked)
+    assert f"t/{last:03d}.bin" not in begun
+    held.allow(begun | {f"t/{last:03d}.bin"})
+    reader.join(2 * lib_host.PATIENCE)
+    read = list(got)
+    held.allow_all()
+    reader.join(2 * lib_host.PATIENCE)
+    assert read == [made[f"{last:03d}.bin"]], f"it came after {len(set(held.asked))} of {count} objects"
+    ws.close()
