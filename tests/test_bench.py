@@ -53,6 +53,10 @@ def test_nothing_outlives_it(tmp_path, number, suite, metric, program):
     if not (BUILD / "bench/read_leat").exists():
         pytest.skip("this build has no benchmarks")
     mark, started = f"LEAT_BENCH_DIR={tmp_path}", []
+
+    def left():
+        return {**processes_with(mark), **{pid: lib_host.proc_text(pid, "stat") for pid in started if os.path.exists(f"/proc/{pid}")}}
+
     run = subprocess.Popen([sys.executable, TOP / "bench/run", suite, "--quick", "--only", metric, "--json", "--build", BUILD],
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                            env={**os.environ, "LEAT_BENCH_DIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"})
@@ -62,7 +66,7 @@ def test_nothing_outlives_it(tmp_path, number, suite, metric, program):
         started = below(run.pid)
         run.send_signal(number)
         assert run.wait(60) == (128 + number if number == signal.SIGTERM else -number)
-        lib_host.wait_for(lambda: not processes_with(mark) and not any(os.path.exists(f"/proc/{pid}") for pid in started), message="something outlived bench/run")
+        lib_host.wait_for(lambda: not left(), message=lambda: f"something outlived bench/run: {left()}")
     finally:
         for pid in {*processes_with(mark), *started}:
             with contextlib.suppress(ProcessLookupError):
