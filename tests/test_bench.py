@@ -55,17 +55,19 @@ def test_nothing_outlives_it(tmp_path, number, suite, metric, program):
     mark, started = f"LEAT_BENCH_DIR={tmp_path}", []
 
     def left():
-        return {**processes_with(mark), **{pid: lib_host.proc_text(pid, "stat") for pid in started if os.path.exists(f"/proc/{pid}")}}
+        """Not what waits for its new parent to reap it."""
+        return {**processes_with(mark), **{pid: lib_host.proc_text(pid, "stat") for pid in filter(lib_host.alive, started)}}
 
     run = subprocess.Popen([sys.executable, TOP / "bench/run", suite, "--quick", "--only", metric, "--json", "--build", BUILD],
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                            env={**os.environ, "LEAT_BENCH_DIR": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"})
     try:
-        lib_host.wait_for(lambda: run.poll() is not None or any(program in line for line in processes_with(mark).values()), message=f"{program} does not start")
+        lib_host.wait_for(lambda: run.poll() is not None or any(program in line for line in processes_with(mark).values()), 300,
+                          message=f"{program} does not start")
         assert run.poll() is None
         started = below(run.pid)
         run.send_signal(number)
-        assert run.wait(60) == (128 + number if number == signal.SIGTERM else -number)
+        assert run.wait(300) == (128 + number if number == signal.SIGTERM else -number)
         lib_host.wait_for(lambda: not left(), message=lambda: f"something outlived bench/run: {left()}")
     finally:
         for pid in {*processes_with(mark), *started}:
