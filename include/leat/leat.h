@@ -155,7 +155,8 @@ int leat_preload(struct leat_client *client, const char *uri, const struct leat_
 /* Adds the samples of `uri` (same fields) to explicit set `name`, as a new version; handles already open keep
  * reading theirs. *ret_length (may be NULL): samples of the new version. A version that is still being loaded
  * cannot be appended to (LEAT_BUSY): with LEAT_OPEN_WAIT in options->flags the call returns when all of it is
- * in the pool. */
+ * in the pool. LEAT_TIMED_OUT or a cancelled wait does not undo the append, and *ret_length is set. Samples that
+ * cannot be loaded are errors of their reads. */
 int leat_append(struct leat_client *client, const char *name, const char *uri,
                 const struct leat_open_options *options, uint64_t *ret_length, struct leat_error *err);
 /* NULL is fine. Views, iterators and leases of the set stay valid until they are closed themselves. */

@@ -330,6 +330,13 @@ int leat_preload(struct leat_client *client, const char *uri, const struct leat_
     return 0;
 }
 
+/* Each sample is there, has failed or is lost. */
+static bool is_through(const struct leat_ws *ws)
+{
+    const struct live_header *live = ws->live;
+    return live->resident_samples + live->failed_samples + live->lost_samples >= ws->index.header->nsamples;
+}
+
 int leat_append(struct leat_client *client, const char *name, const char *uri,
                 const struct leat_open_options *options, uint64_t *ret_length, struct leat_error *err)
 {
@@ -344,10 +351,16 @@ int leat_append(struct leat_client *client, const char *name, const char *uri,
     rc = call_open(client, PROTO_APPEND, uri, &o, o.flags & ~LEAT_OPEN_WAIT, &ws, err);
     if (rc)
         return rc;
+    if (ret_length)
+        *ret_length = leat_ws_length(ws);
     if (o.flags & LEAT_OPEN_WAIT)
         rc = leat_ws_wait(ws, o.progress, o.progress_user, o.timeout_ns, err);
-    if (!rc && ret_length)
-        *ret_length = leat_ws_length(ws);
+    /* Samples that failed, before or now, are errors of their reads: the version is there, and not to be added twice. */
+    if (rc && is_through(ws)) {
+        rc = 0;
+        if (err)
+            *err = (struct leat_error){0};
+    }
     ws_unref(ws);
     return rc;
 }

@@ -45,6 +45,28 @@ def test_one_after_another(tmp_path):
         assert leat.append("n", path) == n * 1024
 
 
+def test_to_a_set_of_which_a_sample_failed(tmp_path):
+    """What cannot be loaded is an error of its read, and of no append: that would be tried again, and add twice."""
+    h5py = pytest.importorskip("h5py")
+    rows = np.random.default_rng(1).integers(0, 255, (40, 100), dtype="u1")
+    for name, part in (("x", rows[:20]), ("y", rows[20:])):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as f:
+            f.create_dataset("x", data=part, chunks=(5, 100), compression="gzip")
+    with h5py.File(tmp_path / "x.h5") as f:
+        at = f["x"].id.get_chunk_info(1).byte_offset
+    with open(tmp_path / "x.h5", "r+b") as f:
+        f.seek(at)
+        f.write(bytes(8))
+    ws = leat.open(str(tmp_path / "x.h5"), name="n", pool="64MiB")
+    with pytest.raises(leat.Corrupt):
+        ws.wait()
+    assert leat.append("n", str(tmp_path / "y.h5")) == 40
+    twice = leat.open("leat://n")
+    assert np.array_equal(twice[39], rows[39])
+    with pytest.raises(leat.Corrupt):
+        twice[5]
+
+
 def test_several_arrays(tmp_path):
     x, y = np.arange(60, dtype="f4").reshape(20, 3), np.arange(20, dtype="u1")
     uri = [{"y": save(tmp_path / f"y{k}.npy", y[k::2]), "x": save(tmp_path / f"x{k}.npy", x[k::2])} for k in (0, 1)]

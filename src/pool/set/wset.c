@@ -497,7 +497,7 @@ bool wset_is_loaded(const struct wset *ws)
     return ws->loaded || wset_complete(ws);
 }
 
-void wset_inherit(struct wset *ws, const struct wset *old)
+void wset_inherit(struct wset *ws, struct wset *old)
 {
     uint64_t n = old->index.header->nsamples, nfields = old->index.header->nfields;
     memcpy(ws->crc, old->crc, n * nfields * sizeof(*ws->crc));
@@ -508,6 +508,10 @@ void wset_inherit(struct wset *ws, const struct wset *old)
     atomic_store(&ws->live->resident_samples, atomic_load(&old->live->resident_samples));
     atomic_store(&ws->live->resident_bytes, atomic_load(&old->live->resident_bytes));
     atomic_store(&ws->live->failed_samples, atomic_load(&old->live->failed_samples));
+    pthread_mutex_lock(&old->failure_lock);
+    for (unsigned k = 0; k < old->nfailures; k++)
+        wset_failure(ws, old->failures[k].sample, old->failures[k].code, old->failures[k].message);
+    pthread_mutex_unlock(&old->failure_lock);
 }
 
 void wset_failure(struct wset *ws, uint64_t sample, int rc, const char *message)

@@ -272,8 +272,8 @@ static inline bool wset_is_revoked(const struct wset *ws)
 {
     return wset_phase_in(ws, 1u << WSET_REVOKED);
 }
-/* Append: takes over states and CRCs of the version before, which is complete; fields are the same and in the same order. */
-void wset_inherit(struct wset *ws, const struct wset *old);
+/* Append: takes over states, CRCs and failures of the version before, which is complete; fields are the same and in the same order. */
+void wset_inherit(struct wset *ws, struct wset *old);
 /* Parts of sample i that have bytes to wait for. */
 unsigned wset_parts_of(const struct wset *ws, uint64_t i);
 static inline enum live_state wset_sample_state(const struct wset *ws, uint64_t i)
