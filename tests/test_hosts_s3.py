@@ -231,17 +231,19 @@ def test_a_wait_is_urgent_on_the_other_node(host, leat, cluster, s3):
     assert len(regions) == count
     on_b = [region["mr_gid"] for region in regions if region["node"] == B]
     assert len(on_b) > count // 3, "both have a share"
-    last, got = on_b[-1], []
-    lib_host.wait_for(lambda: len(held.asked) >= 2, message="both began")
+    last, got, of_b = on_b[-1], [], {f"t/{k:03d}.bin" for k in on_b}
     reader = threading.Thread(target=lambda: got.append(bytes(ws[last])), daemon=True)
-    reader.start()
-    lib_host.wait_for(lambda: "waits for 1 samples" in cluster.daemons[B].text(), message="B was not asked")
-    begun = set(held.asked)
-    assert f"t/{last:03d}.bin" not in begun
-    held.allow(begun | {f"t/{last:03d}.bin"})
-    reader.join(2 * lib_host.PATIENCE)
-    read = list(got)
-    held.allow_all()
+    try:
+        lib_host.wait_for(lambda: of_b.intersection(held.asked), message="B has not begun")
+        reader.start()
+        lib_host.wait_for(lambda: "waits for 1 samples" in cluster.daemons[B].text(), message="B was not asked")
+        begun = set(held.asked)
+        assert f"t/{last:03d}.bin" not in begun
+        held.allow(begun | {f"t/{last:03d}.bin"})
+        reader.join(2 * lib_host.PATIENCE)
+        read = list(got)
+    finally:
+        held.allow_all()
     reader.join(2 * lib_host.PATIENCE)
     assert read == [made[f"{last:03d}.bin"]], f"it came after {len(set(held.asked))} of {count} objects"
     ws.close()

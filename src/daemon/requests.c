@@ -197,16 +197,17 @@ static bool wait_advance(struct pending *p)
     return true;
 }
 
-/* What other nodes load: as much of it as there is room for, and more when samples have arrived. */
-static void wait_urge(struct pending *p)
+/* What other nodes load: as much of it as there is room for, and more when samples have arrived. False: there is no more room. */
+static bool wait_urge(struct pending *p)
 {
     const struct pool *pool = p->ws->pool;
     if (!pool->nodes || !p->ws->nnodes)
-        return;
-    p->urged = MAX(p->urged, p->at);
-    while (p->urged < p->n && p->urged - p->at < URGENT_AHEAD &&
-           pool->nodes->urge(pool->cluster, p->ws, p->samples[p->urged]))
-        p->urged++;
+        return false;
+    for (p->urged = MAX(p->urged, p->at); p->urged < p->n && p->urged - p->at < URGENT_AHEAD; p->urged++) {
+        if (!pool->nodes->urge(pool->cluster, p->ws, p->samples[p->urged]))
+            return false;
+    }
+    return true;
 }
 
 static bool fetch_advance(struct pending *p)
@@ -255,13 +256,14 @@ bool pending_drop_advance(struct pending *p)
 
 void requests_advance(struct wset *ws)
 {
+    bool room = true; /* for samples that other nodes load */
     wset_ref(ws);
     list_for_each_safe (node, &ws->waiters) {
         struct pending *p = container_of(node, struct pending, set_node);
         if (p->kind == PENDING_FETCH)
             fetch_advance(p);
         else if (p->kind == PENDING_WAIT && !wait_advance(p))
-            wait_urge(p);
+            room = room && wait_urge(p);
     }
     /* Another one is the first next time: of those that are too many for the room that there is, each gets some. */
     struct pending *first = list_first(&ws->waiters, struct pending, set_node);

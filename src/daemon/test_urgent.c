@@ -360,7 +360,7 @@ static void test_node_dies(void **state)
     stop(&r.h[0]);
 }
 
-/* The client goes, and the set with it: nothing is left that would send. */
+/* The other node drops the set by force. */
 static void test_set_dropped(void **state)
 {
     struct rig r;

@@ -758,7 +758,8 @@ void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i)
     pthread_mutex_unlock(&fill->lock);
 }
 
-void fill_urgent_there(struct fill *fill, struct wset *ws, uint64_t i, unsigned from, uint32_t share)
+void fill_urgent_there(struct fill *fill, struct wset *ws, const uint64_t *samples, uint32_t n, unsigned from,
+                       uint32_t share)
 {
     struct wset_urgent queue = {0};
     if (!ws->nsegments || (!ws->urgent_there.samples && fill_urgent_there_plan(&queue) < 0))
@@ -766,7 +767,7 @@ void fill_urgent_there(struct fill *fill, struct wset *ws, uint64_t i, unsigned 
     pthread_mutex_lock(&fill->lock);
     if (queue.samples)
         ws->urgent_there = queue;
-    fill_urgent_there_add(ws, i, (uint8_t)from, share);
+    fill_urgent_there_add(ws, samples, n, (uint8_t)from, share);
     pthread_mutex_unlock(&fill->lock);
 }
 

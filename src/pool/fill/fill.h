@@ -64,7 +64,8 @@ void fill_urgent(struct fill *fill, struct wset *ws, uint64_t i);
  * The same for node `from`, below 256, which waits for it. Of all nodes together PROTO_URGENT_MAX are kept, and of each
  * at most `share`. What is there, is in the queue already, is not of this host, or has no room is ignored. Control loop.
  */
-void fill_urgent_there(struct fill *fill, struct wset *ws, uint64_t i, unsigned from, uint32_t share);
+void fill_urgent_there(struct fill *fill, struct wset *ws, const uint64_t *samples, uint32_t n, unsigned from,
+                       uint32_t share);
 /* Is segment s (below ws->nsegments) filled, and which addresses is it? Control loop. */
 bool fill_segment_done(struct fill *fill, struct wset *ws, uint32_t s, uint64_t *ret_begin,
                        uint64_t *ret_end);

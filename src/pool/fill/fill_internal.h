@@ -151,7 +151,8 @@ bool fill_large(struct fill_thread *t, const struct index *index, uint64_t exten
 int fill_urgent_plan(struct wset *ws);
 void fill_urgent_add(struct wset *ws, uint64_t i);
 int fill_urgent_there_plan(struct wset_urgent *ret);
-void fill_urgent_there_add(struct wset *ws, uint64_t i, uint8_t from, uint32_t share);
+void fill_urgent_there_add(struct wset *ws, const uint64_t *samples, uint32_t n, uint8_t from,
+                           uint32_t share);
 bool fill_urgent_pick(struct wset *ws, unsigned threads, struct fill_pick *p);
 /* fill.c: the thread's wide bounce buffer, which is charged, at a border of 2 MiB; NULL: there is no memory for it, or no share. */
 uint8_t *fill_wide(struct fill_thread *t, uint64_t *ret_bytes);

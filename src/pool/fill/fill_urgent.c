@@ -2,7 +2,7 @@
 /*
  * Samples that a client waits for go first: those that fill_urgent() was called with, in its order. Those of other
  * nodes (fill_urgent_there) are a queue of their own, and both take turns, so neither waits for all of the other.
- * Each node has a share of it, which another cannot take.
+ * Each node has a share of it, which another honest one does not take.
  *
  * A batch of a shuffled epoch is files from all over a folder. So a sample that is a file of its own is read
  * alone, some at a time, and its segment is TODO again afterwards: the thread that takes all of it leaves out
@@ -143,26 +143,30 @@ void fill_urgent_add(struct wset *ws, uint64_t i)
         q->samples[q->n++] = i;
 }
 
-/* What is asked for again because it is not there yet takes no second place. */
-static bool there_has_room(const struct wset_urgent *q, uint64_t i, uint8_t from, uint32_t share)
+static bool is_queued(const struct wset_urgent *q, uint64_t i)
 {
-    uint32_t its = 0;
     for (uint32_t k = 0; k < q->n; k++) {
         if (q->samples[k] == i)
-            return false;
-        its += q->from[k] == from;
+            return true;
     }
-    return q->n < PROTO_URGENT_MAX && its < share;
+    return false;
 }
 
-void fill_urgent_there_add(struct wset *ws, uint64_t i, uint8_t from, uint32_t share)
+void fill_urgent_there_add(struct wset *ws, const uint64_t *samples, uint32_t n, uint8_t from, uint32_t share)
 {
     struct fill_file file;
     struct wset_urgent *q = &ws->urgent_there;
-    if (q->samples && there_has_room(q, i, from, share) &&
-        look_at_sample(ws, i, &(struct fill_pick){0}, &file) != NOTHING) {
+    uint32_t its = 0;
+    for (uint32_t k = 0; k < q->n; k++)
+        its += q->from[k] == from;
+    /* What is asked for again because it is not there yet takes no second place. */
+    for (uint32_t k = 0; q->samples && k < n && its < share && q->n < PROTO_URGENT_MAX; k++) {
+        if (is_queued(q, samples[k]) ||
+            look_at_sample(ws, samples[k], &(struct fill_pick){0}, &file) == NOTHING)
+            continue;
         q->from[q->n] = from;
-        q->samples[q->n++] = i;
+        q->samples[q->n++] = samples[k];
+        its++;
     }
 }
 

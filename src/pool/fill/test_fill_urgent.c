@@ -374,7 +374,7 @@ static void test_turns(void **state)
         noted[here[k]] = true;
     }
     for (unsigned k = 0; k < ARRAY_LEN(there); k++) {
-        fill_urgent_there(fill, ws, there[k], 1, 10);
+        fill_urgent_there(fill, ws, &there[k], 1, 1, 10);
         noted[there[k]] = true;
     }
     end_held(fill, ws);
@@ -389,18 +389,19 @@ static void test_shares(void **state)
     struct fill_load load;
     struct wset *ws = testing_wset(testing_index("urgent.npy"), 1 * MIB);
     struct fill *fill = held(ws, &load);
-    for (unsigned round = 0; round < 100; round++) {
-        for (uint64_t i = 0; i < 40; i++)
-            fill_urgent_there(fill, ws, i, 1, 16);
-    }
+    uint64_t first[40];
+    for (unsigned k = 0; k < ARRAY_LEN(first); k++)
+        first[k] = k;
+    for (unsigned round = 0; round < 100; round++)
+        fill_urgent_there(fill, ws, first, ARRAY_LEN(first), 1, 16);
     assert_int_equal(ws->urgent_there.n, 16);
-    fill_urgent_there(fill, ws, 3, 2, 16); /* which is in the queue */
+    fill_urgent_there(fill, ws, &(uint64_t){3}, 1, 2, 16); /* which is in the queue */
     assert_int_equal(ws->urgent_there.n, 16);
-    fill_urgent_there(fill, ws, 61, 2, 16);
+    fill_urgent_there(fill, ws, &(uint64_t){61}, 1, 2, 16);
     assert_int_equal(ws->urgent_there.n, 17);
     assert_int_equal(ws->urgent_there.from[16], 2);
     for (unsigned from = 3; from < 63; from++)
-        fill_urgent_there(fill, ws, from - 3, from, 16);
+        fill_urgent_there(fill, ws, &(uint64_t){from - 3}, 1, from, 16);
     assert_in_range(ws->urgent_there.n, 17, PROTO_URGENT_MAX);
     noted[61] = noted[63] = true;
     end_held(fill, ws);
@@ -416,7 +417,7 @@ static void test_full(void **state)
     struct wset *ws = testing_wset(testing_index("many.npy"), 1 * MIB);
     struct fill *fill = held(ws, &load);
     for (uint64_t i = 0; i < 4096; i++)
-        fill_urgent_there(fill, ws, i, 1, UINT32_MAX);
+        fill_urgent_there(fill, ws, &i, 1, 1, UINT32_MAX);
     assert_int_equal(ws->urgent_there.n, PROTO_URGENT_MAX);
     end_held(fill, ws);
 }

@@ -21,7 +21,7 @@
 
 _Static_assert(CLUSTER_NODES_MAX <= URGENT_NODES, "a bit for each node");
 
-#define URGENT_QUEUED (64 * KIB) /* waits for a node to be sent: no more is added for it */
+#define URGENT_QUEUED (1 * MIB) /* waits for a node to be sent: no more is added for it */
 
 /* urgent_nodes_fn: nodes with bytes of sample i that are not here. A region that moved counts from the next look on. */
 static uint64_t nodes_of(const void *user, uint64_t i, uint64_t known)
@@ -49,9 +49,22 @@ static void timer_set(struct cluster *c, uint64_t due_ns)
         loop_timer_set(c->loop, &c->urgent_timer, due_ns);
 }
 
+/* Less those that cannot be asked: their samples would take the place of others. */
+static uint64_t without_version_2(const struct cluster *c, uint64_t mask)
+{
+    for (uint64_t left = mask; left; left &= left - 1) {
+        unsigned n = (unsigned)__builtin_ctzll(left);
+        if (cluster_is_up(c, n) && peer_version(c->links[n].peer) < 3)
+            mask &= ~(UINT64_C(1) << n);
+    }
+    return mask;
+}
+
 bool nodes_urge(struct cluster *c, struct wset *ws, uint64_t i)
 {
-    uint64_t mask = ws->nnodes ? nodes_of(ws, i, 0) : 0;
+    /* No daemon loads a set that ranks push. */
+    bool loads = ws->nnodes && !(ws->flags & PROTO_WS_PUSHED);
+    uint64_t mask = loads ? without_version_2(c, nodes_of(ws, i, 0)) : 0;
     if (!mask)
         return true;
     if (!ws->wanted) /* in SET_BYTES of wset.c */
@@ -119,20 +132,21 @@ int nodes_on_urgent(struct cluster *c, struct rpc_session *session, struct conn_
 {
     struct bytes_in in = bytes_in_of(m->body, m->frame.body_bytes);
     struct proto_urgent urgent;
-    struct proto_id samples[PROTO_URGENT_MAX];
+    uint64_t samples[PROTO_URGENT_MAX];
     if (conn_version(session->conn) < 3 || proto_urgent_next(&in, &urgent) < 0)
         return LEAT_CORRUPT;
     struct wset *ws = pool_find_uuid(c->pool, urgent.uuid);
     for (uint32_t k = 0; k < urgent.n; k++) {
-        proto_id_next(&in, &samples[k]);
-        if (ws && samples[k].id >= ws->index.header->nsamples)
+        struct proto_id id;
+        proto_id_next(&in, &id);
+        if (ws && id.id >= ws->index.header->nsamples)
             return LEAT_CORRUPT;
+        samples[k] = id.id;
     }
     if (!ws || session->node >= ws->nnodes || session->node == c->self || wset_is_uncommitted(ws))
         return 0; /* it sends them again, while they are waited for */
     log_debug("node %s waits for %" PRIu32 " samples of %s", c->config.nodes[session->node], urgent.n,
               ws->spec);
-    for (uint32_t k = 0; k < urgent.n; k++)
-        fill_urgent_there(c->pool->fill, ws, samples[k].id, session->node, urgent_share(ws->nnodes));
+    fill_urgent_there(c->pool->fill, ws, samples, urgent.n, session->node, urgent_share(ws->nnodes));
     return 0;
 }
