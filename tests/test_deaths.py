@@ -298,7 +298,9 @@ def test_a_hundred_clients_killed_at_any_moment(host, leat, array):
     before = lib_host.footprint(daemon.pid)
     assert base["leases"] == {"kept": 1, "streamed": 1, "pushed": 1, "": 1}
     kill(2, 100)
-    lib_host.wait_for(lambda: state() == base, message=lambda: f"{state()} and not {base}")
+    # Less than at first is no leak: a set of the first deaths may have been on its way out then.
+    lib_host.wait_for(lambda: (now := state())["used"] <= base["used"] and {**now, "used": 0} == {**base, "used": 0},
+                      message=lambda: f"{state()} and not {base}")
     lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["fds"] <= before["fds"], message="descriptors are left")
     # Index work of a client that died has a thread for as long as it takes, and one thread closes descriptors from the first of them on.
     lib_host.wait_for(lambda: lib_host.footprint(daemon.pid)["threads"] <= before["threads"] + 2, message="threads are left")

@@ -101,7 +101,7 @@ loader.close()
 del loader
 gc.collect()
 fake.fakecuda_delay(0)
-assert stat().pinned == stat().allocated == stat().streams == stat().events == stat().contexts == 0
+until(lambda: stat().pinned == stat().allocated == stat().streams == stat().events == stat().contexts == 0)
 """)
 
 
